@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -29,7 +30,7 @@ import (
 
 // shop is a server whose roles have what docs/operations.md grants them.
 type shop struct {
-	admin, owner, producer, stock, operator, editor, observer *sql.DB
+	admin, owner, producer, stock, operator, editor, observer, api, keeper *sql.DB
 
 	box      *outbox.Outbox // the relay's
 	shelf    *outbox.Outbox // the producer's
@@ -88,7 +89,7 @@ func newShop(t *testing.T) *shop {
 	}
 	must(server.Open().ExecContext(t.Context(), `create database shop`))
 	s := &shop{admin: server.OpenAs("postgres", "shop"), broker: &choosy{refuses: map[string]bool{}, got: map[string][]*message.Message{}}}
-	for role, db := range map[string]**sql.DB{"owner": &s.owner, "producer": &s.producer, "stock": &s.stock, "operator": &s.operator, "editor": &s.editor, "observer": &s.observer} {
+	for role, db := range map[string]**sql.DB{"owner": &s.owner, "producer": &s.producer, "stock": &s.stock, "operator": &s.operator, "editor": &s.editor, "observer": &s.observer, "api": &s.api, "keeper": &s.keeper} {
 		must(s.admin.ExecContext(t.Context(), `create role shop_`+role+` login password 'postgres'`))
 		*db = server.OpenAs("shop_"+role, "shop")
 	}
@@ -103,7 +104,7 @@ func newShop(t *testing.T) *shop {
 			db = s.owner
 			if !migrated {
 				migrated = true
-				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
+				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -437,7 +438,7 @@ func TestRoles_AnObserverSeesHowMuchWaits(t *testing.T) {
 		return reader.Read(t.Context())
 	}
 	seen, err := look(s.observer)
-	if err != nil || len(seen.Forbidden) > 0 || seen.Outbox.Depth.N != 1 || seen.Relay == nil || seen.DeadLetters == nil {
+	if err != nil || len(seen.Forbidden) > 0 || seen.Outbox.Depth.N != 1 || seen.Relay == nil || seen.DeadLetters == nil || seen.Keys == nil {
 		t.Errorf("an observer sees %+v, %v", seen, err)
 	}
 	for _, text := range []string{`select payload from oncemill.outbox`, `select payload from oncemill.dead_letters`, `delete from oncemill.outbox`} {
@@ -446,7 +447,7 @@ func TestRoles_AnObserverSeesHowMuchWaits(t *testing.T) {
 		}
 	}
 	seen, err = look(s.producer)
-	if want := []string{"outbox", "relay", "dead letters"}; err != nil || !slices.Equal(seen.Forbidden, want) {
+	if want := []string{"outbox", "relay", "dead letters", "idempotency keys"}; err != nil || !slices.Equal(seen.Forbidden, want) {
 		t.Errorf("a producer may not read %v, want %v, %v", seen.Forbidden, want, err)
 	}
 }

@@ -4,15 +4,15 @@
 //	...
 //	entries, err := log.List(ctx, audit.Filter{By: "ada", Since: time.Now().Add(-24 * time.Hour)})
 //
-// Each act of package dlq (replay, edit, discard, restore, note, import) writes its entries
-// in its own transaction: there is no act without its entries, and no entry of an act that
-// did not happen. What workers do by themselves is not an act.
+// Each act of package dlq (replay, edit, discard, restore, note, import) and of
+// idempotency.Admin (settle, release, erase) writes its entries in its own transaction:
+// there is no act without its entries, and no entry of an act that did not happen. What workers do by themselves is not an act.
 //
 // # Migrations
 //
 // The table is in a migration set of its own, [Migrations], because not only dead letters
 // are audited. Pass it to oncemill.Migrate together with dlq.Migrations. Without the table,
-// acts fail with dlq.ErrNoAudit, and change nothing.
+// acts fail with dlq.ErrNoAudit or idempotency.ErrNoAudit, and change nothing.
 //
 // # What it does not prove
 //

@@ -172,7 +172,7 @@ func (d *Doctor) Check(ctx context.Context) ([]Finding, error) {
 
 // sets are those with tables.
 func sets() []oncemill.Migrations {
-	return []oncemill.Migrations{outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations}
+	return []oncemill.Migrations{outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
 }
 
 // tables notes which tables exist and are current.

@@ -41,6 +41,9 @@ const (
 	ProblemContended        = "contended"
 	ProblemStoreUnavailable = "store-unavailable"
 	ProblemTooManyKeys      = "too-many-outstanding"
+	ProblemSettledFailed    = "settled-failed"
+	ProblemOverQuota        = "over-quota"
+	ProblemRateLimited      = "rate-limited"
 	ProblemInternal         = "internal"
 )
 
@@ -73,6 +76,9 @@ var problemTexts = map[string]problemText{
 	ProblemContended:        {503, "The request lost against others", "It had no effect. Send it again later with the same key.", true, false},
 	ProblemStoreUnavailable: {503, "The request could not be registered", "Send it again later with the same key.", true, false},
 	ProblemTooManyKeys:      {429, "Too many requests are outstanding", "Wait for requests to be answered before sending more.", true, false},
+	ProblemOverQuota:        {429, "The quota of keys is used up", "Requests with new keys are accepted again later. Retries of earlier ones get their answers.", true, false},
+	ProblemRateLimited:      {429, "Too many requests", "Send the request again later with the same key.", true, false},
+	ProblemSettledFailed:    {422, "The request failed", "It had no effect, and has none with this key. Send the operation again with a new key.", false, false},
 	ProblemInternal:         {500, "Internal error", "", false, false},
 }
 

@@ -85,6 +85,18 @@ type KeyConfig struct {
 	// every claim: each process lets a caller exceed the limit by up to a quarter of what it
 	// had left a second ago. 1 to 1,000,000. Default: 1,000. See Unlimited.
 	MaxOutstanding int
+
+	// Quota limits how many keys a caller may use, and how much they store, in a window of
+	// time. It needs a [QuotaStore], and on a [SQLStore] the table of [QuotaMigrations]. It
+	// is not for the messages of Engine.Watermill, which have no caller. Default: no limit.
+	Quota Quota
+
+	// RateLimit is called before a key is claimed or its answer is looked for, for requests
+	// with a key and for commands, but not for Engine.Watermill. A [*RateLimitError] refuses
+	// the request with 429; after another error or a panic it is answered with 500, and the
+	// error is logged. scope has the route. It runs in the time of Timeout, and must be
+	// safe for concurrent use. Default: none.
+	RateLimit func(ctx context.Context, scope Scope) error
 }
 
 // RequestConfig is how requests with the same key are compared. Method, route, path,
@@ -202,6 +214,20 @@ type ResponseConfig struct {
 	// connection headers. Default: none.
 	DropHeaders []string
 
+	// KeepHeaders are the only headers and trailers that are stored, such as Content-Type and
+	// Location. Those of DropHeaders, Set-Cookie, Date and connection headers are not stored
+	// even then. Default: none, which means all others.
+	KeepHeaders []string
+
+	// Redact changes what is stored of the response to a request: headers and body, after
+	// KeepHeaders and DropHeaders. The answer is a copy: the first client gets the response as
+	// the handler wrote it, and retries the redacted one. Changes of Status are ignored, and
+	// Set-Cookie, Date and connection headers stay away. After an error, a panic, or with a body
+	// above MaxSize, nothing is stored, and the key is not replayable. It may run several
+	// times for one response, and must not read the request's body. The results of commands
+	// and what operators store are not redacted. Default: none.
+	Redact func(r *http.Request, answer *Answer) error
+
 	// AllowStreaming permits a handler in Middleware to flush. Then its response is sent as
 	// it is written and is not replayed: copies get 409 response-not-stored. Its status has
 	// the same meaning as that of any other response, so a streamed 5xx that Storable does not
@@ -242,6 +268,22 @@ type ExpiryConfig struct {
 	// Config.Retention after its claim, whatever RefuseFor says, and then runs again. 0 to 366
 	// days. Default: 0.
 	RefuseFor time.Duration
+
+	// Archive is called with records that are past their retention, PurgeBatch at a time,
+	// before Run and Purge delete them: nothing is deleted for which it has not returned nil.
+	// After a crash, or if several processes run, it gets records again, so it must be
+	// idempotent. It may take its time. It gets no responses. What operators release or erase
+	// is not archived.
+	//
+	// A key past its retention is then answered with 410 until its record has been archived,
+	// instead of running again at once, and each claim is preceded by a look at the key's
+	// record. Needs a [SQLStore]. Default: none.
+	Archive Archive
+
+	// ArchivedElsewhere means that [SQLStore.PurgeArchived], or oncemill purge --archive-dir,
+	// archives the records: Run and Purge delete none, and keys past their retention are
+	// answered as with Archive. Default: false.
+	ArchivedElsewhere bool
 
 	// PurgeEvery is the pause between two purges of Run. 1 ms to 24 h. Default: 1 min.
 	PurgeEvery time.Duration

@@ -18,6 +18,7 @@ type core struct {
 	telemetry *telemetry
 	tracer    trace.Tracer
 	limits    limits
+	quotas    quotas
 	events    events
 
 	// draw returns a random duration below another, which is positive.

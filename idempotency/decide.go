@@ -23,6 +23,9 @@ const (
 	decisionExpired                     // it ran, and its response is gone
 	decisionTooMany                     // the caller has too many keys outstanding
 	decisionStoreFailed                 // the store did not answer
+	decisionOverQuota                   // the caller has used up its quota
+	decisionRateLimited                 // Config.Keys.RateLimit refuses it
+	decisionRefused                     // Config.Keys.RateLimit has failed
 	decisionTooLate                     // the claim came when no time was left, and was given back
 )
 
@@ -31,6 +34,9 @@ const (
 func (in *intent) decide(ctx context.Context) (Record, decision, error) {
 	claiming, cancel := in.claimContext(ctx)
 	defer cancel()
+	if v, err := in.withinRate(claiming); v != decisionRun {
+		return Record{}, v, err
+	}
 	record, v, err := in.tryClaim(claiming)
 	if err == nil {
 		in.logWorks(ctx)
@@ -46,12 +52,22 @@ const judgeTries = 5
 
 // tryClaim claims the key, or decides from its record what to do. With decisionRun and
 // decisionRecover the intent has become the owner.
-func (in *intent) tryClaim(ctx context.Context) (Record, decision, error) {
+func (in *intent) tryClaim(ctx context.Context) (_ Record, v decision, _ error) {
+	defer func() {
+		if v != decisionRun && v != decisionRecover {
+			in.uncharge()
+		}
+	}()
 	if record, ok := in.cached(ctx); ok {
 		return record, decisionReplay, nil
 	}
 	if in.cfg.Keys.MaxOutstanding != Unlimited {
 		if v, record, err := in.limit(ctx); v != decisionRun {
+			return record, v, err
+		}
+	}
+	if in.cfg.Keys.Quota.limited() && !in.unlimited {
+		if v, record, err := in.withinQuota(ctx); v != decisionRun {
 			return record, v, err
 		}
 	}

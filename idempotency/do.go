@@ -97,6 +97,7 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	c.claim.Caller = hashCaller(e.hash, cmd.Scope)
 	c.claim.Fingerprint = newFingerprint(e.hash, []byte("command"), []byte(cmd.Name), payload)
 	c.claim.Endpoint = printable(commandEndpoint+cmd.Name, maxKey)
+	c.scope, c.unlimited = cmd.Scope, whole
 	if e.cfg.Telemetry.TenantAttribute {
 		c.tenant = cmd.Scope.Tenant
 	}
@@ -220,6 +221,8 @@ func (c *command) refused(ctx context.Context, v decision, err error) error {
 		return ErrKeyExpired
 	case decisionTooMany:
 		return ErrTooManyOutstanding
+	case decisionOverQuota:
+		return &QuotaError{RetryIn: c.retryIn}
 	case decisionStoreFailed:
 		c.logDown(ctx, err)
 	}

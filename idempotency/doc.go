@@ -35,6 +35,13 @@
 // panic, a 5xx, an error or a timeout they report that the outcome is unknown, unless the
 // handler has declared that there was no effect ([NoEffect]).
 //
+// # Operating it
+//
+// [Admin] lists keys, stores the answer of one whose outcome is unknown, releases one, and
+// erases those of a caller, each with an entry in the audit; oncemill keys does so from a
+// shell. Config.Keys has limits for each caller, Config.Responses decides what of a response
+// is stored, and Config.Expiry.Archive receives records before they are deleted.
+//
 // # States
 //
 // A key is absent, started (it has an owner, a fence and a lease), completed (with its

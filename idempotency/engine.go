@@ -38,7 +38,15 @@ func New(store Store, cfg Config) (*Engine, error) {
 	if telemetryErr != nil {
 		telemetryErr = fmt.Errorf("idempotency: make metrics: %w", telemetryErr)
 	}
-	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
+	var quotaErr error
+	if _, counts := store.(QuotaStore); cfg.Keys.Quota.limited() && !counts {
+		quotaErr = badValue("Keys.Quota", fmt.Sprintf("%T", store), "needs a store that implements QuotaStore")
+	}
+	var archiveErr error
+	if _, deletes := store.(*SQLStore); cfg.Expiry.archives() && !deletes {
+		archiveErr = badValue("Expiry.Archive", fmt.Sprintf("%T", store), "needs a SQLStore")
+	}
+	if err := errors.Join(err, codecErr, telemetryErr, quotaErr, archiveErr); err != nil {
 		return nil, err
 	}
 	e := &Engine{core: &core{
@@ -51,6 +59,9 @@ func New(store Store, cfg Config) (*Engine, error) {
 		e.claimKey = newClaims(shared, limits, cfg.Logger).claim
 		e.runner.groups = newGroups(e.core, shared, limits)
 	}
+	if shared, ok := store.(*SQLStore); ok && cfg.Expiry.archives() {
+		e.claimKey = shared.keepingDue(e.claimKey)
+	}
 	return e, nil
 }
 
@@ -61,17 +72,52 @@ func (e *Engine) Purge(ctx context.Context) (int, error) {
 	for {
 		n, err := e.purgeBatch(ctx)
 		total += n
-		if err != nil || n == 0 {
+		if err != nil {
 			return total, err
+		}
+		if n == 0 {
+			return total, e.purgeUsage(ctx)
+		}
+	}
+}
+
+func (e *Engine) deleteBatch(ctx context.Context) (int, error) {
+	store, ok := e.store.(*SQLStore)
+	switch {
+	case !ok || !e.cfg.Expiry.archives():
+		return e.store.Purge(ctx, e.cfg.Expiry.PurgeBatch)
+	case e.cfg.Expiry.Archive == nil:
+		return 0, nil
+	}
+	return store.purgeArchived(ctx, e.cfg.Expiry.PurgeBatch, e.cfg.Expiry.Archive, e.reveal)
+}
+
+// purgeUsage deletes the counts of windows that have ended.
+func (e *Engine) purgeUsage(ctx context.Context) error {
+	store, ok := e.store.(*SQLStore)
+	if !ok || !e.cfg.Keys.Quota.limited() {
+		return nil
+	}
+	for {
+		if n, err := store.PurgeUsage(ctx, e.cfg.Expiry.PurgeBatch); err != nil || n == 0 {
+			return err
 		}
 	}
 }
 
 func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 	began := time.Now()
-	n, err := e.store.Purge(ctx, e.cfg.Expiry.PurgeBatch)
+	n, err := e.deleteBatch(ctx)
 	e.telemetry.latency(ctx, "purge", began, err)
 	return n, err
+}
+
+// Migrations returns the migrations of the tables that the engine uses on a [SQLStore].
+func (e *Engine) Migrations() []oncemill.Migrations {
+	if e.cfg.Keys.Quota.limited() {
+		return []oncemill.Migrations{Migrations, QuotaMigrations}
+	}
+	return []oncemill.Migrations{Migrations}
 }
 
 // Run purges every PurgeEvery until ctx ends, and then returns nil. One process per
@@ -82,7 +128,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if store, ok := e.store.(*SQLStore); ok {
 		var schema *oncemill.SchemaError
 		_, err := within(ctx, store, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), Migrations)
+			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), e.Migrations()...)
 		})
 		if errors.As(err, &schema) && schema.Have < schema.Want {
 			return fmt.Errorf("idempotency: %w", err)

@@ -3,8 +3,10 @@ package idempotency
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/auditstore"
 )
 
 var (
@@ -81,9 +83,35 @@ var (
 	// has been deleted, and Config.Expiry.RefuseFor prevents it from running again.
 	ErrKeyExpired = errors.New("idempotency: the key has expired")
 
-	// ErrNotUnknown is returned by [Engine.Settle] for a key whose outcome is not
-	// unknown.
+	// ErrNotUnknown is returned by [Engine.Settle] and [Admin.Settle] for a key whose
+	// outcome is not unknown.
 	ErrNotUnknown = errors.New("idempotency: the key has no unknown outcome")
+
+	// ErrKeyNotFound is returned by [Admin.Find] for a key that has no record: it was never
+	// used, was released, or is purged.
+	ErrKeyNotFound = errors.New("idempotency: no such key")
+
+	// ErrKeyAmbiguous is returned by [Admin.Find] if several hashes begin with these digits.
+	// Give more of them.
+	ErrKeyAmbiguous = errors.New("idempotency: several keys begin with these digits; give more of them")
+
+	// ErrKeyRunning is returned by an act of an [Admin] on a key that is running. Nothing was
+	// changed. Wait until its lease has ended.
+	ErrKeyRunning = errors.New("idempotency: the key is running; wait until its lease has ended")
+
+	// ErrKeyChanged is returned by an act of an [Admin] on a key that is no longer as it was
+	// seen, or that another transaction is changing. Nothing was changed. Look at it again.
+	ErrKeyChanged = errors.New("idempotency: the key has changed, or is just being changed; look at it again")
+
+	// ErrNoActor is returned for an Act without By. Nothing was done.
+	ErrNoActor = errors.New("idempotency: Act.By is required")
+
+	// ErrNoReason is returned for an Act without Reason. Nothing was done.
+	ErrNoReason = errors.New("idempotency: Act.Reason is required")
+
+	// ErrNoAudit is returned for every act of an [Admin] if the table of the audit does not
+	// exist. Nothing was done. Pass audit.Migrations to oncemill.Migrate.
+	ErrNoAudit = auditstore.ErrNotMigrated
 
 	// ErrCommitUnknown is returned by [Do] when the connection was lost between sending the
 	// commit and reading its answer, and the database could not be queried. The claim stays;
@@ -119,6 +147,25 @@ type RecoveryError struct {
 func (e *RecoveryError) Error() string {
 	return "idempotency: Recovery." + e.Field + " " + e.Problem
 }
+
+// QuotaError is returned by [Do] when the caller has used up its quota
+// (Config.Keys.Quota). Nothing was claimed.
+type QuotaError struct {
+	RetryIn time.Duration // until the window ends
+}
+
+func (e *QuotaError) Error() string {
+	return "idempotency: the caller's quota is used up; try again in " + e.RetryIn.Round(time.Second).String()
+}
+
+// RateLimitError is the error of Config.Keys.RateLimit for a request that is to be refused.
+// It is answered with 429, and returned by [Do].
+type RateLimitError struct {
+	RetryAfter time.Duration // Default: Config.Answers.RetryAfter
+	Detail     string        // for the client. Default: that of the problem
+}
+
+func (e *RateLimitError) Error() string { return "idempotency: rate limited: " + e.Detail }
 
 // badValue returns the error for a field of Config.
 func badValue(field, value, problem string) error {

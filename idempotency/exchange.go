@@ -2,10 +2,12 @@ package idempotency
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
@@ -33,6 +35,14 @@ func (x *exchange) readBody() bool {
 
 // refuse answers with a problem.
 func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
+
+// refuseFor is refuse with a time after which to retry.
+func (x *exchange) refuseFor(kind string, wait time.Duration, detail string) {
+	p := x.problem(kind)
+	p.Header.Set("Retry-After", seconds(wait))
+	p.Detail = cmp.Or(detail, p.Detail)
+	x.answer(p)
+}
 
 func (x *exchange) answer(p Problem) { x.cfg.Answers.Write(x.w, x.r, p) }
 
@@ -76,7 +86,7 @@ func (x *exchange) storeDown(ctx context.Context, err error) {
 func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
 	a, ctx := x.newAttempt(ctx, tx)
 	a.state.request = true
-	a.rec = newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)
+	a.rec = newRecorder(x.w, x.cfg.Responses.MaxSize)
 	a.rec.stream = x.cfg.Responses.AllowStreaming && !x.transactional
 	var w http.ResponseWriter = a.rec
 	if a.rec.stream {
@@ -162,14 +172,21 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 	}
 	if res.overflow && !x.cfg.Responses.Pointer || a.rec.streamed || !x.storable(res) {
 		c.State = StateNotReplayable
-		c.Location = printable(res.header("Location"), mostLocation)
+		kept := x.kept(res)
+		c.Location = printable(kept.header("Location"), mostLocation)
 		return x.sealed(c, nil)
 	}
-	return x.encoded(c, res)
+	redacted, err := x.redacted(res)
+	if err != nil {
+		x.log(x.r.Context(), slog.LevelError, "redaction failed, response not stored", slog.Any("error", err))
+		c.State = StateNotReplayable
+		return x.sealed(c, nil)
+	}
+	return x.encoded(c, redacted)
 }
 
 // recovered answers with the recovered answer.
 func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
-	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)}
+	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.Responses.MaxSize)}
 	return a, a.rec.fill(found)
 }

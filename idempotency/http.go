@@ -182,6 +182,7 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	x.claim.Fingerprint = requestFingerprint(x.hash, x.r, scope.Route, path, body, x.cfg.Requests.Headers)
 	x.claim.ID = hashID(x.hash, "oncemill idempotency key", scope.Tenant, scope.Principal, x.r.Method, scope.Route, key)
 	x.claim.Caller = hashCaller(x.hash, scope)
+	x.scope = scope
 	if x.codec.ciphers == nil {
 		x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.Telemetry.CorrelationHeader), maxKey)
 	}

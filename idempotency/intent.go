@@ -17,13 +17,17 @@ type intent struct {
 	claim         Claim
 	owner         Owner // of the claim, once it is granted
 	transactional bool
-	shares        bool      // its transaction may be that of a group
-	detached      bool      // it is claimed even if its caller goes away
-	began         time.Time // when time started to count: before the claim was sent
-	deadline      time.Time // of the attempts
-	end           time.Time // of all but the commit: a transaction that outlives its lease is worth nothing
-	tenant        string    // for metrics, if wanted
-	received      time.Time // when the request or command came
+	shares        bool          // its transaction may be that of a group
+	unlimited     bool          // it has no caller: Quota and RateLimit are not for it
+	charged       *usage        // of which it has taken a key; nil: none
+	retryIn       time.Duration // with decisionOverQuota and decisionRateLimited
+	detached      bool          // it is claimed even if its caller goes away
+	began         time.Time     // when time started to count: before the claim was sent
+	deadline      time.Time     // of the attempts
+	end           time.Time     // of all but the commit: a transaction that outlives its lease is worth nothing
+	scope         Scope         // for RateLimit
+	tenant        string        // for metrics, if wanted
+	received      time.Time     // when the request or command came
 	state         state
 	span          trace.Span // nil: not traced
 }
@@ -132,11 +136,11 @@ func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
 
 // encoded fills in the stored form of a response.
 func (in *intent) encoded(c Completion, res *response) (Completion, error) {
-	c.Location = printable(res.header("Location"), mostLocation)
-	kept := *res
+	kept := in.kept(res)
+	c.Location = printable(kept.header("Location"), mostLocation)
 	if in.cfg.Responses.Pointer {
 		kept.body, kept.Pointer = nil, true
-		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Responses.Resolve == nil })
+		kept.Header = slices.DeleteFunc(slices.Clone(kept.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Responses.Resolve == nil })
 	}
 	plain, err := kept.marshal()
 	if err != nil {

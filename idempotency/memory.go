@@ -12,6 +12,14 @@ import (
 type MemoryStore struct {
 	mu      sync.Mutex
 	records map[ID]*memoryRecord
+	usage   map[memoryWindow]*Usage
+}
+
+// memoryWindow identifies the counts of a caller.
+type memoryWindow struct {
+	caller Caller
+	length time.Duration
+	began  time.Time
 }
 
 type memoryRecord struct {
@@ -101,6 +109,28 @@ func (s *MemoryStore) Outstanding(_ context.Context, caller Caller, limit int) (
 		}
 	}
 	return n, nil
+}
+
+// AddUsage implements [QuotaStore].
+func (s *MemoryStore) AddUsage(_ context.Context, caller Caller, window time.Duration, keys, bytes int64) (Usage, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	in := memoryWindow{caller, window, now.Truncate(window)}
+	if s.usage[in] == nil {
+		for other := range s.usage { // the windows that have ended
+			if !other.began.Add(other.length).After(now) {
+				delete(s.usage, other)
+			}
+		}
+		if s.usage == nil {
+			s.usage = map[memoryWindow]*Usage{}
+		}
+		s.usage[in] = &Usage{}
+	}
+	u := s.usage[in]
+	u.Keys, u.Bytes, u.Left = max(u.Keys+keys, 0), max(u.Bytes+bytes, 0), in.began.Add(window).Sub(now)
+	return *u, nil
 }
 
 // Extend implements [Store.Extend].

@@ -1,6 +1,9 @@
 package idempotency
 
-import "net/http"
+import (
+	"encoding/json"
+	"net/http"
+)
 
 // CrashPolicy is what Middleware does with a key whose owner died.
 type CrashPolicy int
@@ -34,6 +37,15 @@ type Recovery struct {
 	Status   int         // the effect happened: this is the answer, 200 to 599, if not 0
 	Header   http.Header // at most 64 KiB
 	Body     []byte      // for Do the result, as encoding/json encodes it
+}
+
+// Failed returns the answer for a request whose effect did not happen and is not to happen
+// under this key: 422 with a problem that asks for a new key. It is for [Admin.Settle] and
+// [Engine.Settle], and not for commands.
+func Failed() Recovery {
+	p := newProblem(ProblemSettledFailed, defaultDoc, 0)
+	body, _ := json.Marshal(map[string]any{"type": p.Type, "title": p.Title, "status": p.Status, "detail": p.Detail}) // strings and a number always encode
+	return Recovery{Status: p.Status, Header: http.Header{"Content-Type": {problemContentType}}, Body: body}
 }
 
 // InProgressPolicy is the answer to a copy of a running request.

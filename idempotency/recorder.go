@@ -33,12 +33,11 @@ var perAnswer = []string{
 // The handler sees the headers that were set outside, and may change them. Its changes are
 // what is stored.
 type recorder struct {
-	w       http.ResponseWriter
-	outer   http.Header // as they were before the handler
-	header  http.Header // the handler's
-	limit   int         // most bytes of a body that is stored
-	stream  bool        // flushing is allowed
-	dropped []string    // further headers that are not stored
+	w      http.ResponseWriter
+	outer  http.Header // as they were before the handler
+	header http.Header // the handler's
+	limit  int         // most bytes of a body that is stored
+	stream bool        // flushing is allowed
 
 	mu       sync.Mutex
 	closed   bool        // another answer has been given: nothing more is sent
@@ -50,8 +49,8 @@ type recorder struct {
 	streamed bool     // from now on, the answer is sent as it is written
 }
 
-func newRecorder(w http.ResponseWriter, limit int, dropped []string) *recorder {
-	return &recorder{w: w, outer: w.Header().Clone(), header: cloneHeader(w.Header()), limit: limit, dropped: dropped}
+func newRecorder(w http.ResponseWriter, limit int) *recorder {
+	return &recorder{w: w, outer: w.Header().Clone(), header: cloneHeader(w.Header()), limit: limit}
 }
 
 func cloneHeader(h http.Header) http.Header {
@@ -263,7 +262,7 @@ func (r *recorder) entries(now http.Header, keep func(name string) bool) []heade
 	var entries []headerEntry
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		before, after := r.outer[name], now[name]
-		if slices.Equal(before, after) || slices.Contains(perAnswer, name) || slices.Contains(r.dropped, name) || !keep(name) {
+		if slices.Equal(before, after) || slices.Contains(perAnswer, name) || !keep(name) {
 			continue
 		}
 		e := headerEntry{Name: name, Values: bytesOf(after)}

@@ -53,7 +53,9 @@ func (in *intent) fits(found Recovery) error {
 	return in.check(found)
 }
 
-func (in *intent) isCommand() bool { return strings.HasPrefix(in.claim.Endpoint, commandEndpoint) }
+func (in *intent) isCommand() bool { return isCommand(in.claim.Endpoint) }
+
+func isCommand(endpoint string) bool { return strings.HasPrefix(endpoint, commandEndpoint) }
 
 // foundOut encodes the completion for a run whose outcome has been found out.
 func (in *intent) foundOut(found Recovery) (Completion, error) {
@@ -62,7 +64,7 @@ func (in *intent) foundOut(found Recovery) (Completion, error) {
 		return in.sealed(c, found.Body)
 	}
 	c.Status = found.Status
-	rec := &recorder{header: http.Header{}, limit: in.cfg.Responses.MaxSize, dropped: in.cfg.Responses.DropHeaders}
+	rec := &recorder{header: http.Header{}, limit: in.cfg.Responses.MaxSize}
 	if err := rec.fill(found); err != nil {
 		return c, err
 	}

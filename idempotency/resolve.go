@@ -65,6 +65,14 @@ func (c *KeyConfig) resolve(v *values) {
 	if c.MaxOutstanding != Unlimited {
 		v.number("Keys.MaxOutstanding", &c.MaxOutstanding, 1000, 1, 1_000_000)
 	}
+	const mostKeys, mostBytes = 1_000_000_000, 1 << 50
+	if c.Quota.Keys < 0 || c.Quota.Keys > mostKeys {
+		v.bad("Keys.Quota.Keys", strconv.Itoa(c.Quota.Keys), "must be 1 to 1000000000, or 0 for no limit")
+	}
+	if c.Quota.Bytes < 0 || c.Quota.Bytes > mostBytes {
+		v.bad("Keys.Quota.Bytes", strconv.FormatInt(c.Quota.Bytes, 10), "must be 1 to 1125899906842624, or 0 for no limit")
+	}
+	v.duration("Keys.Quota.Window", &c.Quota.Window, time.Hour, time.Second, 31*24*time.Hour)
 }
 
 func (c *RequestConfig) resolve(v *values) {
@@ -136,6 +144,7 @@ func (c *ResponseConfig) resolve(v *values) {
 	}
 	v.number("Responses.MaxSize", &c.MaxSize, 1<<20, 1, mostResponse)
 	c.DropHeaders = v.names("Responses.DropHeaders", c.DropHeaders)
+	c.KeepHeaders = v.names("Responses.KeepHeaders", c.KeepHeaders)
 	if c.CompressAbove < 0 {
 		v.bad("Responses.CompressAbove", strconv.Itoa(c.CompressAbove), "must not be negative; 0 means never")
 	}
@@ -145,6 +154,9 @@ func (c *ResponseConfig) resolve(v *values) {
 func (c *ExpiryConfig) resolve(v *values) {
 	if c.RefuseFor < 0 || c.RefuseFor > year {
 		v.bad("Expiry.RefuseFor", c.RefuseFor.String(), "must be 0 to "+year.String())
+	}
+	if c.Archive != nil && c.ArchivedElsewhere {
+		v.bad("Expiry.ArchivedElsewhere", "true", "contradicts Archive; set one of them")
 	}
 	v.duration("Expiry.PurgeEvery", &c.PurgeEvery, time.Minute, time.Millisecond, 24*time.Hour)
 	v.number("Expiry.PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -40,6 +41,15 @@ func (x *exchange) act(ctx context.Context, record Record, v decision, err error
 		x.refuse(ProblemKeyExpired)
 	case decisionTooMany:
 		x.refuse(ProblemTooManyKeys)
+	case decisionOverQuota:
+		x.refuseFor(ProblemOverQuota, x.retryIn, "")
+	case decisionRateLimited:
+		var limit *RateLimitError
+		_ = errors.As(err, &limit) // withinRate has looked
+		x.refuseFor(ProblemRateLimited, x.retryIn, limit.Detail)
+	case decisionRefused:
+		x.log(ctx, slog.LevelError, "rate limit failed, request refused", slog.Any("error", err))
+		x.refuse(ProblemInternal)
 	case decisionTooLate:
 		x.refuse(ProblemExecutionTimeout)
 	case decisionStoreFailed:

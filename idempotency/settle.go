@@ -138,6 +138,7 @@ func (in *intent) cache(ctx context.Context, c Completion) {
 // settled updates the claim according to the outcome of its run.
 func (x *execution) settled(ctx context.Context, end ending) ending {
 	x.state = outcomeStates[end.outcome]
+	x.charge(end)
 	switch end.outcome {
 	case outcomeStored:
 		if x.transactional && x.report(end.attempt) == reportSucceeded {

@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/keystore"
+	"github.com/oncemill/oncemill/internal/usagestore"
 )
 
 // StoreConfig configures a SQLStore. The zero value is right for most services.
@@ -31,6 +32,7 @@ type SQLStore struct {
 	db    *sql.DB
 	where database.Database
 	keys  keystore.Store
+	usage *usagestore.Store
 	calls *bounded.Calls
 }
 
@@ -65,7 +67,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 		return nil, err
 	}
 	calls := bounded.New(mostAbandoned)
-	return &SQLStore{db: db, where: where, keys: keystore.Open(db, where, calls, cfg.Prepare), calls: calls}, nil
+	return &SQLStore{db: db, where: where, keys: keystore.Open(db, where, calls, cfg.Prepare), usage: usagestore.Open(db, where), calls: calls}, nil
 }
 
 // Claim implements [Store.Claim]. On SQLite it reads first, so that a duplicate does not
@@ -173,6 +175,27 @@ func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
 	return bounded.Do(ctx, s.calls, stepLimit, func(ctx context.Context) (int, error) { return s.keys.Purge(ctx, limit) })
 }
 
+// AddUsage implements [QuotaStore].
+func (s *SQLStore) AddUsage(ctx context.Context, caller Caller, window time.Duration, keys, bytes int64) (Usage, error) {
+	sum, err := within(ctx, s, func(ctx context.Context) (usagestore.Usage, error) {
+		return s.usage.Add(ctx, caller, window, keys, bytes)
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("count usage: %w", err)
+	}
+	return Usage(sum), nil
+}
+
+// PurgeUsage deletes up to limit counts of windows that have ended, and returns how many.
+// Engines with a Quota do so in Run.
+func (s *SQLStore) PurgeUsage(ctx context.Context, limit int) (int, error) {
+	n, err := bounded.Do(ctx, s.calls, stepLimit, func(ctx context.Context) (int, error) { return s.usage.Purge(ctx, limit) })
+	if err != nil {
+		return 0, fmt.Errorf("purge usage: %w", err)
+	}
+	return n, nil
+}
+
 // within runs a call of the store. do must return everything through its result.
 func within[T any](ctx context.Context, s *SQLStore, do func(ctx context.Context) (T, error)) (T, error) {
 	return bounded.Do(ctx, s.calls, storeLimit, do)
@@ -232,3 +255,6 @@ func recordOf(r keystore.Record) Record {
 // Migrations creates the tables idempotency and idempotency_body, the seal, and on
 // PostgreSQL the functions that requests call.
 var Migrations = oncemill.Migrations{Name: "idempotency", FS: keystore.Migrations}
+
+// QuotaMigrations creates the table idempotency_usage, which Config.Keys.Quota needs.
+var QuotaMigrations = oncemill.Migrations{Name: "idempotency_usage", FS: usagestore.Migrations}

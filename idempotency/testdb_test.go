@@ -79,7 +79,7 @@ func newTestDB(t *testing.T, p *testDB) *testDB {
 		}
 		_ = p.db.Close()
 	})
-	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, idempotency.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
 		t.Fatal(err)
 	}
 	p.exec(t, `create table effects (name text not null)`)

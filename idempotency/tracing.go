@@ -36,7 +36,7 @@ const (
 // states are those of decisions other than to run.
 var decisionStates = map[decision]state{
 	decisionReused: stateMismatch, decisionInProgress: stateConflict, decisionUnknown: stateUnknown, decisionNotStored: stateNotStored,
-	decisionExpired: stateExpired, decisionTooMany: stateTooMany, decisionTooLate: stateTimedOut, decisionStoreFailed: stateStoreFailed,
+	decisionExpired: stateExpired, decisionTooMany: stateTooMany, decisionOverQuota: stateTooMany, decisionRateLimited: stateTooMany, decisionRefused: stateFailed, decisionTooLate: stateTimedOut, decisionStoreFailed: stateStoreFailed,
 }
 
 var outcomeStates = map[outcome]state{

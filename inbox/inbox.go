@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -102,6 +103,12 @@ type Config struct {
 	// age; copies of it make no further dead letters. Run removes older ids. Default: 7
 	// days. At least 1 s. Raising it costs disk space, about 100 bytes an id.
 	Retention time.Duration
+
+	// Archive is called with ids that are past Retention, up to a thousand at a time, before
+	// Run and Purge remove them: they remove nothing for which it has not returned nil. After
+	// a crash, or if several processes run, it gets ids again, so it must be idempotent. It
+	// may take its time, and keeps up nothing else. Ids of dead letters stay. Default: none.
+	Archive func(ctx context.Context, ids []ArchivedID) error
 
 	// Fingerprint returns what distinguishes two messages with the same id, for example a
 	// hash of the payload. It is stored with the id. A copy with a different fingerprint is

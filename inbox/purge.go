@@ -80,7 +80,7 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 // Purge is one step of Run. It reports whether there may be more to remove.
 func (in *Inbox) Purge(ctx context.Context) (more bool, err error) {
 	for _, own := range in.family() {
-		removed, err := removeBatch(ctx, own.calls, own.store, own.cfg.Retention)
+		removed, err := removeBatch(ctx, own.calls, own.store, own.cfg.Retention, own.archive())
 		if err != nil {
 			return false, err
 		}
@@ -95,8 +95,12 @@ type removal struct{ ids, failures int64 }
 // full reports whether there may be more to remove.
 func (r removal) full() bool { return r.ids == purgeBatch || r.failures >= purgeWorthwhile }
 
-// removeBatch removes one batch of what a consumer keeps past its retention.
-func removeBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.Store, retention time.Duration) (removal, error) {
+// removeBatch removes one batch of what a consumer keeps past its retention. archive may be
+// nil.
+func removeBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.Store, retention time.Duration, archive archive) (removal, error) {
+	if archive != nil {
+		return archiveBatch(ctx, calls, store, retention, archive)
+	}
 	return bounded.Do(ctx, calls, callLimit, func(ctx context.Context) (removal, error) {
 		ids, failures, err := store.Purge(ctx, retention, purgeBatch)
 		return removal{ids, failures}, err

@@ -32,6 +32,12 @@ type Purged struct {
 // retention must be at least the Config.Retention of every consumer: a message whose id is gone
 // takes effect again if it comes again. It is at least 1 s.
 func PurgeAll(ctx context.Context, db *sql.DB, cfg oncemill.Config, retention time.Duration) ([]Purged, error) {
+	return PurgeAllArchived(ctx, db, cfg, retention, nil)
+}
+
+// PurgeAllArchived is [PurgeAll] with an archive, as in Config.Archive. An inbox that runs
+// without Archive removes ids of its consumer that were not archived.
+func PurgeAllArchived(ctx context.Context, db *sql.DB, cfg oncemill.Config, retention time.Duration, archive func(ctx context.Context, ids []ArchivedID) error) ([]Purged, error) {
 	where, err := database.Resolve(db, cfg)
 	if retention < time.Second {
 		err = errors.Join(err, &oncemill.ConfigError{Field: "inbox.PurgeAll retention", Value: retention.String(), Problem: "must be at least 1s"})
@@ -57,7 +63,7 @@ func PurgeAll(ctx context.Context, db *sql.DB, cfg oncemill.Config, retention ti
 	var errs []error
 	for _, consumer := range consumers {
 		p := Purged{Consumer: consumer}
-		err := p.remove(ctx, calls, open(consumer), retention)
+		err := p.remove(ctx, calls, open(consumer), retention, archiveOf(consumer, archive))
 		all = append(all, p)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("inbox: purge %q: %w", consumer, err))
@@ -70,9 +76,9 @@ func PurgeAll(ctx context.Context, db *sql.DB, cfg oncemill.Config, retention ti
 }
 
 // remove removes everything that is past retention, and counts it.
-func (p *Purged) remove(ctx context.Context, calls *bounded.Calls, store inboxstore.Store, retention time.Duration) error {
+func (p *Purged) remove(ctx context.Context, calls *bounded.Calls, store inboxstore.Store, retention time.Duration, archive archive) error {
 	for {
-		removed, err := removeBatch(ctx, calls, store, retention)
+		removed, err := removeBatch(ctx, calls, store, retention, archive)
 		p.IDs, p.Failures = p.IDs+removed.ids, p.Failures+removed.failures
 		if err != nil || !removed.full() {
 			return err

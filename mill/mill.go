@@ -160,7 +160,7 @@ func (m *Mill) Migrations() []oncemill.Migrations {
 		sets = append(sets, inbox.Migrations)
 	}
 	if m.keys != nil {
-		sets = append(sets, idempotency.Migrations)
+		sets = append(sets, m.keys.Migrations()...)
 	}
 	return sets
 }

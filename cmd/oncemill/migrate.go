@@ -21,7 +21,7 @@ import (
 )
 
 // sets are the migrations of all tables.
-var sets = []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
+var sets = []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
 
 func newMigrate(opts *options) *cobra.Command {
 	migrate := &cobra.Command{

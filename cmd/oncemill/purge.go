@@ -25,6 +25,7 @@ type purge struct {
 	inbox   time.Duration // 0: ids stay
 	letters time.Duration // 0: dead letters stay
 	audit   time.Duration // 0: its entries stay
+	archive archiveDir    // empty: what is deleted is not kept
 	calls   *bounded.Calls
 	out     io.Writer
 }
@@ -61,10 +62,19 @@ without a flag it stays:
                       only where no relay runs on the database.
   --audit-retention   the entries of oncemill audit. Nothing else deletes them.
 
+With --archive-dir, idempotency keys (without their responses) and ids of inboxes are first
+appended to files there, as lines of JSON: idempotency-keys-2006-01-02.jsonl and
+inbox-ids-2006-01-02.jsonl, by the day (UTC) on which they are deleted. The file is synced
+before anything is deleted; after a crash or a failure, lines may be there twice. Services
+on the database must not delete them by themselves: set
+idempotency.Config.Expiry.ArchivedElsewhere, and do not call Run of inboxes without
+Config.Archive.
+
 A step that has no answer from the database within ten seconds fails. With --every the
 failure is logged, and the next round tries again.`,
 		Example: `  oncemill purge
-  oncemill purge --inbox-retention 168h --every 1m`,
+  oncemill purge --inbox-retention 168h --every 1m
+  oncemill purge --inbox-retention 168h --archive-dir /var/lib/oncemill/archive`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case every != 0 && every < time.Second:
@@ -75,6 +85,9 @@ failure is logged, and the next round tries again.`,
 				return &usageError{fmt.Errorf("--letter-retention %s: must be at least 1h, or 0 to keep all dead letters", p.letters)}
 			case p.audit != 0 && p.audit < 24*time.Hour:
 				return &usageError{fmt.Errorf("--audit-retention %s: must be at least 24h, or 0 to keep all entries", p.audit)}
+			}
+			if err := p.archive.check(); err != nil {
+				return err
 			}
 			log, err := opts.logger(cmd.ErrOrStderr())
 			if err != nil {
@@ -101,6 +114,7 @@ failure is logged, and the next round tries again.`,
 	flags.DurationVar(&every, "every", 0, "purge again and again, with this pause, until stopped; 0 purges once")
 	flags.DurationVar(&p.inbox, "inbox-retention", 0, "how long ids of inboxes are kept, at least the longest inbox.Config.Retention; at least 1h, 0 keeps all")
 	flags.DurationVar(&p.letters, "letter-retention", 0, "how long replayed and discarded dead letters are kept, where no relay deletes them; at least 1h, 0 keeps all")
+	flags.StringVar((*string)(&p.archive), "archive-dir", "", "existing directory where idempotency keys and ids of inboxes are kept as lines of JSON before they are deleted")
 	flags.DurationVar(&p.audit, "audit-retention", 0, "how long entries of the audit are kept; at least 24h, 0 keeps all")
 	return cmd
 }
@@ -114,6 +128,7 @@ func (p *purge) once(ctx context.Context) error {
 		do   func(context.Context) error
 	}{
 		{"idempotency keys", idempotency.Migrations, p.keys},
+		{"counts of quotas", idempotency.QuotaMigrations, p.usage},
 		{"ids of inboxes", inbox.Migrations, p.ids},
 		{"dead letters", dlq.Migrations, p.deadLetters},
 		{"audit", audit.Migrations, p.entries},
@@ -139,12 +154,32 @@ func (p *purge) keys(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	remove := store.Purge // both bound themselves
+	if p.archive != "" {
+		remove = func(ctx context.Context, limit int) (int, error) {
+			return store.PurgeArchived(ctx, limit, func(_ context.Context, keys []idempotency.ArchivedKey) error {
+				return write(p.archive, "idempotency-keys", keys)
+			})
+		}
+	}
 	total := 0
 	for {
-		n, err := store.Purge(ctx, purgeBatch) // bounds itself
+		n, err := remove(ctx, purgeBatch)
 		total += n
 		if err != nil || n == 0 {
 			p.say(total, "idempotency keys and responses")
+			return err
+		}
+	}
+}
+
+func (p *purge) usage(ctx context.Context) error {
+	store, err := idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: p.cfg})
+	if err != nil {
+		return err
+	}
+	for {
+		if n, err := store.PurgeUsage(ctx, purgeBatch); err != nil || n == 0 { // bounds itself
 			return err
 		}
 	}
@@ -154,7 +189,11 @@ func (p *purge) ids(ctx context.Context) error {
 	if p.inbox == 0 {
 		return nil
 	}
-	all, err := inbox.PurgeAll(ctx, p.db, p.cfg, p.inbox) // bounds itself
+	var archive func(context.Context, []inbox.ArchivedID) error
+	if p.archive != "" {
+		archive = func(_ context.Context, ids []inbox.ArchivedID) error { return write(p.archive, "inbox-ids", ids) }
+	}
+	all, err := inbox.PurgeAllArchived(ctx, p.db, p.cfg, p.inbox, archive) // bounds itself
 	for _, of := range all {
 		p.say(int(of.IDs+of.Failures), "ids and failure records of "+oneLine(of.Consumer))
 	}

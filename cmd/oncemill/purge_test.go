@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/audit"
@@ -64,7 +66,7 @@ func TestPurgeCommand_DeletesWhatHasExpired(t *testing.T) {
 // expiring is a statement that writes an idempotency key.
 func expiring(hash, at string) string {
 	return `insert into oncemill_idempotency (key_hash, caller, fingerprint, state, owner, fence, endpoint, created_at, completed_at, lease_until, expires_at, forget_at)
-		values (x'` + hash + `', x'', x'', 2, x'', 1, 'POST /', 0, 1, 1, ` + at + `, ` + at + `)`
+		values (x'` + hash + strings.Repeat("00", 31) + `', zeroblob(16), zeroblob(33), 2, zeroblob(16), 1, 'POST /', 0, 1, 1, ` + at + `, ` + at + `)`
 }
 
 // One key expires before the command starts, one while it runs.
@@ -195,5 +197,96 @@ func TestPurgeCommand_GoesOnAfterASilence(t *testing.T) {
 				t.Errorf("interrupted: %v: %s%s", err, output, log)
 			}
 		})
+	}
+}
+
+// What is deleted was written before, as lines of JSON; what cannot be written stays.
+func TestPurgeCommand_ArchivesWhatItDeletes(t *testing.T) {
+	t.Parallel()
+	path, dir := filepath.Join(t.TempDir(), "shop.db"), t.TempDir()
+	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + path})
+	run(0, "migrate")
+	db := testserver.OpenSQLite(t, path)
+	exec := func(text string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	archived := func(kind string) []map[string]any {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(dir, kind+"-*.jsonl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rows []map[string]any
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(content)) {
+				var row map[string]any
+				if json.Unmarshal([]byte(line), &row) == nil && strings.HasSuffix(line, "\n") {
+					rows = append(rows, row)
+				}
+			}
+		}
+		return rows
+	}
+	purge := func(code int) string {
+		t.Helper()
+		return run(code, "purge", "--inbox-retention", "1h", "--archive-dir", dir)
+	}
+	exec(expiring("01", "1"))
+	exec(`insert into oncemill_inbox (consumer, message_id, received_at) values ('stock', 'old', 1)`)
+	run(2, "purge", "--archive-dir", filepath.Join(dir, "absent"))
+	run(2, "purge", "--archive-dir", path)
+	if out := purge(0); !strings.Contains(out, "1 idempotency keys") || !strings.Contains(out, "1 ids") {
+		t.Error(out)
+	}
+	keys, ids := archived("idempotency-keys"), archived("inbox-ids")
+	if len(keys) != 1 || keys[0]["endpoint"] != "POST /" || len(ids) != 1 || ids[0]["message_id"] != "old" || ids[0]["consumer"] != "stock" {
+		t.Errorf("archived %v and %v", keys, ids)
+	}
+	// A line that a crash has cut short spoils no other one.
+	for _, file := range []string{"idempotency-keys", "inbox-ids"} {
+		files, err := filepath.Glob(filepath.Join(dir, file+"-*.jsonl"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(files[len(files)-1], os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(`{"id":`); err != nil || f.Close() != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(files[0]); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%v, %v", info.Mode(), err)
+		}
+	}
+	exec(expiring("02", "1"))
+	exec(`insert into oncemill_inbox (consumer, message_id, received_at) values ('stock', 'older', 1)`)
+	purge(0)
+	if keys, ids := archived("idempotency-keys"), archived("inbox-ids"); len(keys) != 2 || len(ids) != 2 {
+		t.Errorf("archived %v and %v", keys, ids)
+	}
+	// Where a file of that name cannot be written, nothing is deleted.
+	dir = t.TempDir()
+	for offset := range 2 { // also if the day ends now
+		day := time.Now().UTC().AddDate(0, 0, offset).Format("-2006-01-02") + ".jsonl"
+		for _, kind := range []string{"idempotency-keys", "inbox-ids"} {
+			if err := os.Mkdir(filepath.Join(dir, kind+day), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	exec(expiring("03", "1"))
+	exec(`insert into oncemill_inbox (consumer, message_id, received_at) values ('stock', 'oldest', 1)`)
+	purge(1)
+	var left int
+	if err := db.QueryRowContext(t.Context(), `select (select count(*) from oncemill_idempotency) + (select count(*) from oncemill_inbox)`).Scan(&left); err != nil || left != 2 {
+		t.Errorf("%d left, %v", left, err)
 	}
 }

@@ -22,29 +22,32 @@ func (e *usageError) Unwrap() error { return e.err }
 
 // flagOf maps fields of configurations to the flags that set them.
 var flagOf = map[string]string{
-	"oncemill.Config.Schema":          "--schema",
-	"oncemill.Config.Prefix":          "--prefix",
-	"doctor.Config.InboxRetention":    "--inbox-retention",
-	"doctor.Config.LetterRetention":   "--letter-retention",
-	"doctor.Config.Overdue":           "--overdue",
-	"doctor.Config.SnapshotAge":       "--snapshot-age",
-	"doctor.Config.ClockOffset":       "--clock-offset",
-	"dlq.Filter.Limit":                "--limit",
-	"audit.Filter.Limit":              "--limit",
-	"dlq.Filter.States":               "--state",
-	"amqp.Config.Connection.AmqpURI":  "--amqp-url",
-	"rabbitmq.Config.Admin":           "--amqp-admin",
-	"rabbitmq.Config.Shards.Previous": "--previous",
-	"rabbitmq.Config.Shards.Count":    "--count",
-	"relay.Config.UniqueName":         "--unique-name",
-	"relay.Config.Lease":              "--lease",
-	"relay.Config.StopTimeout":        "--stop-timeout",
-	"relay.Config.PollMin":            "--poll-min",
-	"relay.Config.PollMax":            "--poll-max",
-	"relay.Config.Window":             "--window",
-	"relay.Config.Retry.MaxAttempts":  "--max-attempts",
-	"relay.Config.Retry.Initial":      "--retry-initial",
-	"relay.Config.Retry.Max":          "--retry-max",
+	"oncemill.Config.Schema":            "--schema",
+	"oncemill.Config.Prefix":            "--prefix",
+	"doctor.Config.InboxRetention":      "--inbox-retention",
+	"doctor.Config.LetterRetention":     "--letter-retention",
+	"doctor.Config.Overdue":             "--overdue",
+	"doctor.Config.SnapshotAge":         "--snapshot-age",
+	"doctor.Config.ClockOffset":         "--clock-offset",
+	"dlq.Filter.Limit":                  "--limit",
+	"audit.Filter.Limit":                "--limit",
+	"idempotency.Filter.Limit":          "--limit",
+	"idempotency.Filter.Phases":         "--state",
+	"idempotency.AdminConfig.Retention": "--retention",
+	"dlq.Filter.States":                 "--state",
+	"amqp.Config.Connection.AmqpURI":    "--amqp-url",
+	"rabbitmq.Config.Admin":             "--amqp-admin",
+	"rabbitmq.Config.Shards.Previous":   "--previous",
+	"rabbitmq.Config.Shards.Count":      "--count",
+	"relay.Config.UniqueName":           "--unique-name",
+	"relay.Config.Lease":                "--lease",
+	"relay.Config.StopTimeout":          "--stop-timeout",
+	"relay.Config.PollMin":              "--poll-min",
+	"relay.Config.PollMax":              "--poll-max",
+	"relay.Config.Window":               "--window",
+	"relay.Config.Retry.MaxAttempts":    "--max-attempts",
+	"relay.Config.Retry.Initial":        "--retry-initial",
+	"relay.Config.Retry.Max":            "--retry-max",
 }
 
 // inFlags returns the text of an error, with flags in place of fields.
@@ -75,7 +78,7 @@ func newRoot() *cobra.Command {
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
 committed messages, shows what waits, looks for faults of the set-up, lists and replays
-dead letters and who did that, deletes what has expired, tests the promises on your own
+dead letters and who did that, settles idempotency keys, deletes what has expired, tests the promises on your own
 servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
@@ -114,7 +117,7 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newKeys(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone

@@ -21,8 +21,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -61,7 +63,10 @@ type Cache struct {
 	until  atomic.Int64 // when Redis is used again, in nanoseconds since began
 }
 
-var _ idempotency.Cache = (*Cache)(nil)
+var (
+	_ idempotency.Cache        = (*Cache)(nil)
+	_ idempotency.CacheRemover = (*Cache)(nil)
+)
 
 // New returns a cache. It does no I/O. All bad values of cfg are reported at once, each as
 // an [*oncemill.ConfigError]. The caller keeps ownership of client.
@@ -161,6 +166,38 @@ func (c *Cache) Put(ctx context.Context, r idempotency.Record) {
 		c.rest(ctx, "set", err)
 	}
 }
+
+// Remove implements idempotency.CacheRemover. It also tries while Redis is not used after
+// an error: what is not removed is replayed.
+func (c *Cache) Remove(ctx context.Context, ids []idempotency.ID) error {
+	const some = 500
+	for part := range slices.Chunk(ids, some) {
+		keys := make([]string, len(part))
+		for i, id := range part {
+			keys[i] = c.key(id)
+		}
+		if err := c.remove(ctx, keys); err != nil {
+			return fmt.Errorf("redis: remove records: %w", err)
+		}
+	}
+	return nil
+}
+
+// remove removes keys by a command each, since those of a cluster are on several nodes. It
+// has longer than a replay, because somebody waits for it to be done.
+func (c *Cache) remove(ctx context.Context, keys []string) error {
+	ctx, cancel := context.WithTimeout(ctx, max(c.cfg.Timeout, removeTimeout))
+	defer cancel()
+	_, err := c.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for _, key := range keys {
+			p.Unlink(ctx, key)
+		}
+		return nil
+	})
+	return err
+}
+
+const removeTimeout = 5 * time.Second
 
 func (c *Cache) key(id idempotency.ID) string { return c.cfg.Prefix + string(id[:]) }
 

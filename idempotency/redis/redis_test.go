@@ -204,3 +204,40 @@ func TestNew_ReportsAllBadValuesAtOnce(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// What is removed is not replayed, and a Redis that cannot be reached is reported.
+func TestCache_RemovesRecords(t *testing.T) {
+	t.Parallel()
+	s := newService(t)
+	for i := range 3 {
+		s.post(strconv.Itoa(i), "x")
+	}
+	cache, err := redis.New(s.client, redis.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := s.client.Keys(t.Context(), "oncemill:idempotency:*").Val()
+	if len(keys) != 3 {
+		t.Fatalf("%d keys in Redis", len(keys))
+	}
+	ids := make([]idempotency.ID, 2, 1500)
+	for i := range ids {
+		copy(ids[i][:], strings.TrimPrefix(keys[i], "oncemill:idempotency:"))
+	}
+	for len(ids) < cap(ids) {
+		ids = append(ids, idempotency.ID{byte(len(ids)), byte(len(ids) >> 8)})
+	}
+	if err := cache.Remove(t.Context(), ids); err != nil {
+		t.Error(err)
+	}
+	if left := s.client.Keys(t.Context(), "*").Val(); len(left) != 1 || left[0] != keys[2] {
+		t.Errorf("%d keys are left", len(left))
+	}
+	s.redis.Kill()
+	if err := cache.Remove(t.Context(), ids[:1]); err == nil {
+		t.Error("no error without Redis")
+	}
+	if err := cache.Remove(t.Context(), nil); err != nil {
+		t.Errorf("nothing to remove: %v", err)
+	}
+}

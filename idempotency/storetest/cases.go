@@ -370,3 +370,32 @@ func (s *suite) churn() {
 		s.granted(again(c))
 	}
 }
+
+func (s *suite) usage() {
+	store, ok := s.store.(idempotency.QuotaStore)
+	if !ok {
+		return
+	}
+	const window = 31 * 24 * time.Hour
+	one, other := newClaim().Caller, newClaim().Caller
+	for _, c := range []struct {
+		caller      idempotency.Caller
+		window      time.Duration
+		keys, bytes int64
+		want        idempotency.Usage
+	}{
+		{one, window, 2, 10, idempotency.Usage{Keys: 2, Bytes: 10}},
+		{one, window, 1, 5, idempotency.Usage{Keys: 3, Bytes: 15}},
+		{one, window, -1, 0, idempotency.Usage{Keys: 2, Bytes: 15}},
+		{other, window, 1, 1, idempotency.Usage{Keys: 1, Bytes: 1}},
+		{one, window / 2, 1, 1, idempotency.Usage{Keys: 1, Bytes: 1}},
+		{one, window, -5, -20, idempotency.Usage{}},
+	} {
+		sum, err := store.AddUsage(s.Context(), c.caller, c.window, c.keys, c.bytes)
+		left := sum.Left
+		sum.Left = 0
+		if err != nil || sum != c.want || left <= 0 || left > c.window {
+			s.Errorf("%+v, %s left, %v; want %+v", sum, left, err, c.want)
+		}
+	}
+}

@@ -35,6 +35,7 @@ func Run(t *testing.T, open func(t *testing.T) idempotency.Store) {
 		"a response expires, and the key may be used again":                (*suite).expire,
 		"an expired key is refused for as long as it should":               (*suite).refuse,
 		"a caller's started keys are counted":                              (*suite).outstanding,
+		"what a caller takes adds up":                                      (*suite).usage,
 		"a purge deletes what is over, and nothing else":                   (*suite).purge,
 		"an interrupted claim outlives its retention no more than it must": (*suite).interrupted,
 		"a started claim is found while its lease runs":                    (*suite).outlived,

@@ -42,7 +42,7 @@ func onPostgreSQL(t *testing.T, prepare bool, params ...string) {
 	storetest.Run(t, func(t *testing.T) idempotency.Store {
 		pg := testserver.Postgres(t)
 		db := pg.Open(t, params...)
-		if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
 			t.Fatal(err)
 		}
 		store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: pg.Config, Prepare: prepare})
@@ -57,7 +57,7 @@ func TestStore_OnSQLite(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) idempotency.Store {
 		db := testserver.SQLite(t)
-		if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, idempotency.Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
 			t.Fatal(err)
 		}
 		store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{})

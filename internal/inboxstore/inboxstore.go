@@ -47,6 +47,16 @@ type Store interface {
 	// records, each time at the next ones, and removes those of handled messages.
 	Purge(ctx context.Context, retention time.Duration, limit int) (ids, failures int64, err error)
 
+	// PurgeFailures is the part of Purge for failure records.
+	PurgeFailures(ctx context.Context, retention time.Duration, limit int) (int64, error)
+
+	// OldIDs returns at most limit ids that Purge would remove, the oldest first. It takes no
+	// lock.
+	OldIDs(ctx context.Context, retention time.Duration, limit int) ([]OldID, error)
+
+	// DeleteIDs removes those of the ids that are still past retention, and returns how many.
+	DeleteIDs(ctx context.Context, retention time.Duration, ids []OldID) (int64, error)
+
 	// Consumers returns all consumers that have ids or failure records, in order.
 	Consumers(ctx context.Context) ([]string, error)
 
@@ -58,6 +68,12 @@ type Store interface {
 
 	// Writers is how many transactions can write at the same time; 0 for any number.
 	Writers() int
+}
+
+// OldID is an id that is past its retention.
+type OldID struct {
+	MessageID  string
+	ReceivedAt time.Time
 }
 
 // Claims takes the ids of messages.

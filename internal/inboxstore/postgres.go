@@ -61,6 +61,7 @@ func newPostgres(db *sql.DB, where database.Database, cfg Config) *postgres {
 		inTx: func(ctx context.Context, do func(*sql.Tx) error) error {
 			return shorttx.Run(ctx, db, shorttx.Within(ctx), do)
 		},
+		list: func(list []string) any { return pq.Array(list) },
 	}
 	return s
 }

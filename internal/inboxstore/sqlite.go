@@ -3,6 +3,7 @@ package inboxstore
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -36,6 +37,10 @@ func newSQLite(db *sql.DB, where database.Database, cfg Config) *sqlite {
 		},
 		inTx: func(ctx context.Context, do func(*sql.Tx) error) error {
 			return sqlitetx.Write(ctx, db, turn.Caller, do)
+		},
+		list: func(list []string) any {
+			encoded, _ := json.Marshal(list) // strings cannot fail
+			return string(encoded)
 		},
 	}
 	return s

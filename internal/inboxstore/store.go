@@ -29,6 +29,7 @@ type store struct {
 	// handler.
 	write func(ctx context.Context, kind turn.Kind, do func(session) error) error
 	inTx  func(ctx context.Context, do func(*sql.Tx) error) error
+	list  func([]string) any // as an argument
 
 	mu     sync.Mutex
 	looked string // the last id that purgeHandled has looked at; empty: it begins again
@@ -42,6 +43,7 @@ type texts struct {
 	CountFailure, KeepErrors                            string
 	FailedDeliveries, DeleteFailures                    string
 	PurgeIDs, PurgeHandled, PurgeFailures, CountRefused string
+	OldIDs, DeleteIDs                                   string
 	FailuresAfter, Consumers, FailingConsumers          string
 	Advance, LastSequence, Retried                      string
 	Now                                                 string
@@ -190,12 +192,43 @@ func (s *store) Purge(ctx context.Context, retention time.Duration, limit int) (
 	if ids, err = s.purge(ctx, s.text.PurgeIDs, s.consumer, retention.Microseconds(), limit); err != nil {
 		return ids, 0, err
 	}
+	failures, err = s.PurgeFailures(ctx, retention, limit)
+	return ids, failures, err
+}
+
+func (s *store) PurgeFailures(ctx context.Context, retention time.Duration, limit int) (failures int64, err error) {
 	handled, err := s.purgeHandled(ctx, limit)
 	if err != nil {
-		return ids, handled, err
+		return handled, err
 	}
 	old, err := s.purge(ctx, s.text.PurgeFailures, s.consumer, retention.Microseconds(), limit)
-	return ids, handled + old, err
+	return handled + old, err
+}
+
+func (s *store) OldIDs(ctx context.Context, retention time.Duration, limit int) (ids []OldID, err error) {
+	rows, err := s.db.QueryContext(ctx, s.text.OldIDs, s.consumer, retention.Microseconds(), limit)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
+	for rows.Next() {
+		var id OldID
+		var at int64
+		if err := rows.Scan(&id.MessageID, &at); err != nil {
+			return nil, err
+		}
+		id.ReceivedAt = time.UnixMicro(at).UTC()
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
+}
+
+func (s *store) DeleteIDs(ctx context.Context, retention time.Duration, ids []OldID) (int64, error) {
+	list := make([]string, len(ids))
+	for i, id := range ids {
+		list[i] = id.MessageID
+	}
+	return s.purge(ctx, s.text.DeleteIDs, s.consumer, retention.Microseconds(), s.list(list))
 }
 
 // purgeHandled removes the failure records of handled messages from the next piece of the

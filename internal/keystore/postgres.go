@@ -16,12 +16,17 @@ import (
 // postgres is the Store on PostgreSQL.
 type postgres struct {
 	common
-	q struct {
-		Claim, ClaimGroup, Find, TakeOver, Outstanding, Extend, Release, Complete string
-		Purge, Expire                                                             string
-		Seal, Finish, FinishGroup, Check                                          string
-		CountStarted, Estimate                                                    string
-	}
+	q postgresTexts
+}
+
+// postgresTexts are the statements.
+type postgresTexts struct {
+	Claim, ClaimGroup, Find, TakeOver, Outstanding, Extend, Release, Complete string
+	Purge, Expire                                                             string
+	Seal, Finish, FinishGroup, Check                                          string
+	CountStarted, Estimate                                                    string
+	operatorTexts
+	archiveTexts
 }
 
 // Traits implements [Store].

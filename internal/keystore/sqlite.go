@@ -16,12 +16,17 @@ import (
 // sqlite is the Store on SQLite.
 type sqlite struct {
 	common
-	q struct {
-		Claim, Purge, Find, TakeOver, Outstanding, Extend, Release, Complete, StoreBody string
-		Purgeable, Expired, Expire                                                      string
-		Seal, Finish, Sealed                                                            string
-		CountStarted, CountStored                                                       string
-	}
+	q sqliteTexts
+}
+
+// sqliteTexts are the statements.
+type sqliteTexts struct {
+	Claim, Purge, Find, TakeOver, Outstanding, Extend, Release, Complete string
+	Purgeable, Expired, Expire                                           string
+	Seal, Finish, Sealed                                                 string
+	CountStarted, CountStored                                            string
+	operatorTexts
+	archiveTexts
 }
 
 // Traits implements [Store].

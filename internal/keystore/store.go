@@ -179,6 +179,21 @@ type Store interface {
 	// write.
 	Purge(ctx context.Context, limit int) (int, error)
 
+	// Expire is the part of Purge for responses that have expired.
+	Expire(ctx context.Context, limit int) (int, error)
+
+	// Due returns up to limit of the records that Purge would delete, those that are due the
+	// longest first. It takes no lock.
+	Due(ctx context.Context, limit int) ([]Summary, error)
+
+	// DeleteDue deletes records that Due has returned, unless they have changed since, and
+	// returns how many. On SQLite it is in several transactions when others wait to write.
+	DeleteDue(ctx context.Context, records []Summary) (int, error)
+
+	// DueWithin reports whether a key has a record that Purge deletes within this time, unless
+	// the record changes.
+	DueWithin(ctx context.Context, id ID, within time.Duration) (bool, error)
+
 	// Begin begins a transaction for handlers. isolation applies to PostgreSQL; SQLite is
 	// always serializable.
 	Begin(ctx context.Context, isolation sql.IsolationLevel) (*boundtx.Tx, error)

@@ -82,3 +82,27 @@ select consumer
 from c
 where consumer is not null
 limit $2
+
+-- name: old_ids
+-- index: inbox_received, from its oldest end. Takes no lock; delete_ids checks again.
+select message_id, (extract(epoch from received_at) * 1000000)::bigint
+from {{inbox}}
+where consumer = $1
+	and received_at < statement_timestamp() - $2::bigint * interval '1 microsecond'
+	and not dead
+order by received_at
+limit $3
+
+-- name: delete_ids
+-- By the primary key. An id that was handled again meanwhile is young, and stays. Rows that
+-- another purge has locked are left to it.
+delete from {{inbox}}
+where ctid = any (array(
+	select ctid
+	from {{inbox}}
+	where consumer = $1
+		and message_id = any ($3::text[])
+		and received_at < statement_timestamp() - $2::bigint * interval '1 microsecond'
+		and not dead
+	for update skip locked
+))

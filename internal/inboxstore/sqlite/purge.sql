@@ -75,3 +75,22 @@ select consumer
 from c
 where consumer is not null
 limit $2
+
+-- name: old_ids
+-- index: inbox_received, from its oldest end. Takes no lock; delete_ids checks again.
+select message_id, received_at
+from {{inbox}}
+where consumer = $1
+	and received_at < cast(unixepoch('subsec') * 1000000 as integer) - $2
+	and dead = 0
+order by received_at
+limit $3
+
+-- name: delete_ids
+-- By the primary key. An id that was handled again meanwhile is young, and stays. There is
+-- one writer.
+delete from {{inbox}}
+where consumer = $1
+	and message_id in (select value from json_each($3))
+	and received_at < cast(unixepoch('subsec') * 1000000 as integer) - $2
+	and dead = 0

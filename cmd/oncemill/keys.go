@@ -1,0 +1,307 @@
+package main
+
+import (
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+func newKeys(opts *options) *cobra.Command {
+	keys := newKeyList(opts, "keys")
+	keys.AddCommand(newKeyList(opts, "list"), newShowKey(opts), newSettleKey(opts), newReleaseKey(opts), newEraseKeys(opts))
+	return keys
+}
+
+// keySecrets are the flags for what engines are configured with.
+type keySecrets struct {
+	secretFile, encryptionKey string
+}
+
+func (k *keySecrets) registerEncryption(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&k.encryptionKey, "encryption-key", "", "ID=FILE: id of the key of Responses.Encryption, and a file with its 16, 24 or 32 bytes; needed where engines encrypt")
+}
+
+func (k *keySecrets) registerSecret(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&k.secretFile, "secret-file", "", "file with the bytes of Keys.Secret; needed with --tenant or --principal where engines have it")
+}
+
+// config returns the AdminConfig that the flags describe.
+func (k *keySecrets) config() (cfg idempotency.AdminConfig, err error) {
+	if k.secretFile != "" {
+		content, err := readKeyFile("secret-file", k.secretFile)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Secret = oncemill.NewSecret(content)
+	}
+	if k.encryptionKey == "" {
+		return cfg, nil
+	}
+	id, path, ok := strings.Cut(k.encryptionKey, "=")
+	if !ok || id == "" || path == "" {
+		return cfg, &usageError{errors.New("--encryption-key: must be ID=FILE")}
+	}
+	content, err := readKeyFile("encryption-key", path)
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Encryption = &idempotency.Encryption{Current: id, Keys: map[string]oncemill.Secret{id: oncemill.NewSecret(content)}, AcceptPlain: true}
+	return cfg, nil
+}
+
+// withKeys opens the database and its idempotency keys.
+func (o *options) withKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, sets []oncemill.Migrations, fn func(*idempotency.Admin) error) error {
+	return o.database.interruptible(cmd.Context(), func(db *sql.DB, where oncemill.Config) error {
+		if err := oncemill.CheckMigrated(cmd.Context(), db, where, sets...); err != nil {
+			return err
+		}
+		store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: where})
+		if err != nil {
+			return err
+		}
+		admin, err := idempotency.NewAdmin(store, cfg)
+		if err != nil {
+			return err
+		}
+		return fn(admin)
+	})
+}
+
+var (
+	keySets    = []oncemill.Migrations{idempotency.Migrations}
+	keyActSets = []oncemill.Migrations{idempotency.Migrations, audit.Migrations}
+)
+
+// scopeFlags are the flags that select a caller.
+type scopeFlags struct {
+	caller, tenant, principal string
+}
+
+func (s *scopeFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&s.caller, "caller", "", "only keys of the caller with this hash, as listed")
+	flags.StringVar(&s.tenant, "tenant", "", "only keys of the scope with this tenant, and --principal")
+	flags.StringVar(&s.principal, "principal", "", "only keys of the scope with this principal, and --tenant")
+}
+
+// of returns the selected caller, or nil.
+func (s *scopeFlags) of(admin *idempotency.Admin) (*idempotency.Caller, error) {
+	byScope := s.tenant != "" || s.principal != ""
+	switch {
+	case s.caller != "" && byScope:
+		return nil, &usageError{errors.New("give --caller, or --tenant and --principal")}
+	case byScope:
+		caller := admin.CallerOf(idempotency.Scope{Tenant: s.tenant, Principal: s.principal})
+		return &caller, nil
+	case s.caller == "":
+		return nil, nil
+	}
+	raw, err := hex.DecodeString(s.caller)
+	if err != nil || len(raw) != len(idempotency.Caller{}) {
+		return nil, &usageError{fmt.Errorf("--caller %q: must be 32 hexadecimal digits", s.caller)}
+	}
+	caller := idempotency.Caller(raw)
+	return &caller, nil
+}
+
+// newKeyList returns a command that lists keys: "keys" and "keys list".
+func newKeyList(opts *options, use string) *cobra.Command {
+	var filter idempotency.Filter
+	var scope scopeFlags
+	var secrets keySecrets
+	var states []string
+	var since, until, after string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   use,
+		Short: "List idempotency keys: by default those that have begun and not ended",
+		Long: `List idempotency keys: by default those that have begun and not ended, the oldest first.
+Keys and scopes are stored as hashes, and shown as such; logs have the first 12 digits.
+
+  running         an owner runs the request
+  interrupted     the owner died, was late or failed. With Middleware the outcome is
+                  unknown: find it out, then settle the key. With TxMiddleware there was
+                  no effect, and the request runs when it is sent again.
+  completed       retries get the stored answer
+  not_replayable  it ran once; its answer is not stored
+  expired         its retention has ended
+
+The first two are found by an index. For the others the table is read, 100,000 keys in a
+call; the last line of the list shows how to go on.
+
+Keys that wait for nobody are not listed as conflicts: how often copies were refused is in
+the metrics idempotency.in_progress_conflicts_total and mismatched_hash_conflicts_total,
+by endpoint.`,
+		Example: `  oncemill keys --state interrupted --until 1h
+  oncemill keys list --route "POST /orders" --state completed --json
+  oncemill keys show 5b1cf7e09a21
+  oncemill keys settle 5b1cf7e09a21 --status 201 --header "Location: /orders/7" --reason "provider has charge 88"
+  oncemill keys release 5b1cf7e09a21 --reason "provider has no charge"`,
+		Args: wrongUse(noCommand),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, state := range states {
+				filter.Phases = append(filter.Phases, idempotency.Phase(strings.TrimSpace(state)))
+			}
+			var err error
+			if filter.Since, filter.Until, err = span(since, until, time.Now()); err != nil {
+				return err
+			}
+			if after != "" {
+				raw, err := hex.DecodeString(after)
+				if err != nil || len(raw) != len(filter.After) {
+					return &usageError{fmt.Errorf("--after %q: must be 64 hexadecimal digits, as the list before shows", after)}
+				}
+				filter.After = idempotency.ID(raw)
+			}
+			cfg, err := secrets.config()
+			if err != nil {
+				return err
+			}
+			return opts.withKeys(cmd, cfg, keySets, func(admin *idempotency.Admin) error {
+				if filter.Caller, err = scope.of(admin); err != nil {
+					return err
+				}
+				page, err := admin.List(cmd.Context(), filter)
+				if err != nil {
+					return err
+				}
+				return printKeys(cmd.OutOrStdout(), page, asJSON)
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&states, "state", []string{string(idempotency.PhaseRunning), string(idempotency.PhaseInterrupted)}, "only these states: running, interrupted, completed, not_replayable, expired")
+	flags.StringVar(&filter.Endpoint, "route", "", `only keys of this method and route, such as "POST /orders", or "command " and a name`)
+	scope.register(cmd)
+	secrets.registerSecret(cmd)
+	flags.StringVar(&since, "since", "", "only what was claimed at or after a time such as 2006-01-02T15:04:05Z, or within a duration such as 30m")
+	flags.StringVar(&until, "until", "", "only what was claimed before a time, or longer ago than a duration")
+	flags.IntVar(&filter.Limit, "limit", 100, "maximum number of keys to list, at most 1000")
+	flags.StringVar(&after, "after", "", "list what follows this hash, as the list before shows")
+	flags.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printKeys(w io.Writer, page idempotency.Page, asJSON bool) error {
+	next := ""
+	if page.More {
+		next = hex.EncodeToString(page.Next[:])
+	}
+	if asJSON {
+		all := make([]shownKey, len(page.Keys))
+		for i := range page.Keys {
+			all[i] = shown(page.Keys[i])
+		}
+		return printJSON(w, struct {
+			Keys []shownKey `json:"keys"`
+			Next string     `json:"next,omitempty"`
+		}{all, next}, "")
+	}
+	table := newTable("KEY", "STATE", "CLAIMED", "ENDS IN", "ROUTE", "STATUS", "SIZE", "CALLER", "TRACE")
+	for _, k := range page.Keys {
+		left := k.ExpiresIn
+		if k.Phase == idempotency.PhaseRunning {
+			left = k.LeaseLeft
+		}
+		table.row(k.ID, k.Phase, k.CreatedAt, left.Round(time.Second), k.Endpoint, k.Status, k.Size, hex.EncodeToString(k.Caller[:]), k.TraceID)
+	}
+	if err := table.print(w); err != nil || next == "" {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "There may be more: --after %s\n", next)
+	return err
+}
+
+// shownKey is a key as JSON.
+type shownKey struct {
+	ID            string            `json:"id"`
+	Caller        string            `json:"caller"`
+	Route         string            `json:"route"`
+	State         idempotency.Phase `json:"state"`
+	Status        int               `json:"status,omitempty"`
+	Size          int64             `json:"size"`
+	Location      string            `json:"location,omitempty"`
+	ResourceID    string            `json:"resource_id,omitempty"`
+	CorrelationID string            `json:"correlation_id,omitempty"`
+	TraceID       string            `json:"trace_id,omitempty"`
+	CreatedAt     time.Time         `json:"created_at"`
+	CompletedAt   *time.Time        `json:"completed_at,omitempty"`
+	LeaseLeft     string            `json:"lease_left,omitempty"`
+	ExpiresIn     string            `json:"expires_in"`
+	Answer        *shownAnswer      `json:"answer,omitempty"`
+}
+
+// shownAnswer is a stored answer as JSON. Its body is in base64.
+type shownAnswer struct {
+	Header map[string][]string `json:"header,omitempty"`
+	Body   []byte              `json:"body"`
+}
+
+func shown(k idempotency.Key) shownKey {
+	s := shownKey{
+		ID: hex.EncodeToString(k.ID[:]), Caller: hex.EncodeToString(k.Caller[:]), Route: k.Endpoint, State: k.Phase, Status: k.Status, Size: k.Size,
+		Location: k.Location, ResourceID: k.ResourceID, CorrelationID: k.CorrelationID, TraceID: k.TraceID, CreatedAt: k.CreatedAt,
+		ExpiresIn: k.ExpiresIn.Round(time.Second).String(),
+	}
+	if !k.CompletedAt.IsZero() {
+		s.CompletedAt = &k.CompletedAt
+	}
+	if k.Phase == idempotency.PhaseRunning {
+		s.LeaseLeft = k.LeaseLeft.Round(time.Second).String()
+	}
+	return s
+}
+
+func oneKey(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return errors.New("give the hash of one key, or its first 12 digits; oncemill keys lists them")
+	}
+	return nil
+}
+
+func newShowKey(opts *options) *cobra.Command {
+	var secrets keySecrets
+	var answer bool
+	cmd := &cobra.Command{
+		Use:   "show HASH",
+		Short: "Show an idempotency key as JSON; with --answer also its stored answer",
+		Long: `Show an idempotency key as JSON. HASH is its hash, at least the first 12 digits, or its
+token in a status URL. With --answer the stored answer is shown too: the headers, and the
+body in base64. It may hold what only the client may see.`,
+		Args: wrongUse(oneKey),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg, err := secrets.config()
+			if err != nil {
+				return err
+			}
+			return opts.withKeys(cmd, cfg, keySets, func(admin *idempotency.Admin) error {
+				key, err := admin.Find(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				out := shown(key)
+				if answer {
+					stored, err := admin.Answer(cmd.Context(), key)
+					if err != nil {
+						return err
+					}
+					out.Answer = &shownAnswer{Header: stored.Header, Body: stored.Body}
+				}
+				return printJSON(cmd.OutOrStdout(), out, "  ")
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&answer, "answer", false, "show the stored answer, too")
+	secrets.registerEncryption(cmd)
+	return cmd
+}

@@ -1,0 +1,597 @@
+package idempotency_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+var byAda = idempotency.Act{By: "ada", Reason: "asked the provider"}
+
+// admin returns the operators' side of p, with the audit.
+func (p *testDB) admin(t *testing.T, cfg idempotency.AdminConfig) *idempotency.Admin {
+	t.Helper()
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, audit.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := idempotency.NewAdmin(p.store, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return admin
+}
+
+func (p *testDB) audited(t *testing.T) []audit.Entry {
+	t.Helper()
+	log, err := audit.New(p.db, audit.Config{Database: p.cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := log.List(t.Context(), audit.Filter{OldestFirst: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entries
+}
+
+func keys(t *testing.T, admin *idempotency.Admin, f idempotency.Filter) []idempotency.Key {
+	t.Helper()
+	page, err := admin.List(t.Context(), f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page.Keys
+}
+
+func onlyKey(t *testing.T, admin *idempotency.Admin, f idempotency.Filter) idempotency.Key {
+	t.Helper()
+	all := keys(t, admin, f)
+	if len(all) != 1 {
+		t.Fatalf("%d keys: %+v", len(all), all)
+	}
+	return all[0]
+}
+
+// badGateway is a handler that fails the first time, after its effect.
+func badGateway(runs *atomic.Int64) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if runs.Add(1) == 1 {
+			w.WriteHeader(http.StatusBadGateway)
+		}
+	})
+}
+
+func TestAdmin_SettlesAnUnknownOutcomeOnceAndAuditsIt(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		var runs atomic.Int64
+		handler := p.engine(t, nil).Middleware(badGateway(&runs))
+		do(t, handler, post("/orders", "x"))
+		key := onlyKey(t, admin, idempotency.Filter{})
+		if key.Phase != idempotency.PhaseInterrupted || key.Endpoint != "POST /probe" || key.LeaseLeft > 0 || key.CreatedAt.IsZero() {
+			t.Errorf("%+v", key)
+		}
+		found := idempotency.Recovery{Status: 201, Header: http.Header{"Location": {"/orders/7"}}, Body: []byte("made")}
+		for _, bad := range []idempotency.Act{{By: "ada"}, {Reason: "x"}, {By: " ", Reason: "x"}} {
+			if err := admin.Settle(t.Context(), key, found, bad); !errors.Is(err, idempotency.ErrNoActor) && !errors.Is(err, idempotency.ErrNoReason) {
+				t.Errorf("%+v: %v", bad, err)
+			}
+		}
+		var refusal *idempotency.RecoveryError
+		if err := admin.Settle(t.Context(), key, idempotency.Recovery{Status: 99}, byAda); !errors.As(err, &refusal) {
+			t.Errorf("no answer: %v", err)
+		}
+		var settled atomic.Int64
+		var acting sync.WaitGroup
+		for range 5 {
+			acting.Go(func() {
+				switch err := admin.Settle(t.Context(), key, found, byAda); {
+				case err == nil:
+					settled.Add(1)
+				case !errors.Is(err, idempotency.ErrNotUnknown) && !errors.Is(err, idempotency.ErrKeyChanged):
+					t.Error(err)
+				}
+			})
+		}
+		acting.Wait()
+		w := do(t, handler, post("/orders", "x"))
+		if settled.Load() != 1 || w.Code != 201 || w.Body.String() != "made" || w.Header().Get("Location") != "/orders/7" || runs.Load() != 1 {
+			t.Errorf("settled %d times, then %d %q, %d runs", settled.Load(), w.Code, w.Body, runs.Load())
+		}
+		entries := p.audited(t)
+		if len(entries) != 1 {
+			t.Fatalf("%+v", entries)
+		}
+		if e := entries[0]; e.By != "ada" || e.Reason != byAda.Reason || e.Action != "idempotency_key.settle" || e.Subject != "idempotency_key "+hex.EncodeToString(key.ID[:]) || strings.Contains(e.Details, "made") {
+			t.Errorf("%+v", e)
+		}
+		// What has been settled is not released by somebody who saw it before.
+		if err := admin.Release(t.Context(), key, byAda); !errors.Is(err, idempotency.ErrKeyChanged) {
+			t.Errorf("released what was settled meanwhile: %v", err)
+		}
+	})
+}
+
+func TestAdmin_ReleasesAKeyThatIsNotRunning(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		var runs atomic.Int64
+		handler := p.engine(t, nil).Middleware(badGateway(&runs))
+		do(t, handler, post("/", "x"))
+		key := onlyKey(t, admin, idempotency.Filter{})
+		if err := admin.Release(t.Context(), key, byAda); err != nil {
+			t.Fatal(err)
+		}
+		if w := do(t, handler, post("/", "x")); w.Code != 200 || runs.Load() != 2 {
+			t.Errorf("%d, %d runs", w.Code, runs.Load())
+		}
+		if err := admin.Release(t.Context(), key, byAda); !errors.Is(err, idempotency.ErrKeyChanged) {
+			t.Errorf("released the run of another owner: %v", err)
+		}
+		key = onlyKey(t, admin, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseCompleted}})
+		if err := admin.Release(t.Context(), key, byAda); err != nil {
+			t.Fatal(err)
+		}
+		if w := do(t, handler, post("/", "x")); w.Code != 200 || runs.Load() != 3 {
+			t.Errorf("%d, %d runs", w.Code, runs.Load())
+		}
+		if entries := p.audited(t); len(entries) != 2 || entries[1].Action != "idempotency_key.release" {
+			t.Errorf("%+v", entries)
+		}
+	})
+}
+
+// A running key is left alone, by whatever it looked like before, and its owner completes.
+func TestAdmin_LeavesARunningKeyAlone(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		started, ended := make(chan struct{}), make(chan struct{})
+		handler := p.engine(t, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			close(started)
+			<-ended
+			w.WriteHeader(http.StatusCreated)
+		}))
+		var answering sync.WaitGroup
+		answering.Go(func() {
+			if w := do(t, handler, post("/", "x")); w.Code != http.StatusCreated {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+		})
+		<-started
+		key := onlyKey(t, admin, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseRunning}})
+		if err := admin.Release(t.Context(), key, byAda); !errors.Is(err, idempotency.ErrKeyRunning) {
+			t.Errorf("release: %v", err)
+		}
+		key.Phase = idempotency.PhaseInterrupted // as it was seen before a takeover
+		if err := admin.Release(t.Context(), key, byAda); !errors.Is(err, idempotency.ErrKeyRunning) {
+			t.Errorf("release: %v", err)
+		}
+		if err := admin.Settle(t.Context(), key, idempotency.Failed(), byAda); !errors.Is(err, idempotency.ErrKeyRunning) {
+			t.Errorf("settle: %v", err)
+		}
+		close(ended)
+		answering.Wait()
+		if err := admin.Settle(t.Context(), key, idempotency.Failed(), byAda); !errors.Is(err, idempotency.ErrNotUnknown) {
+			t.Errorf("settle after its end: %v", err)
+		}
+		if entries := p.audited(t); len(entries) > 0 {
+			t.Errorf("%+v", entries)
+		}
+	})
+}
+
+// Whoever is first decides: the settled answer, and then the owner's effects are rolled
+// back; or the owner's answer. Never both.
+func TestAdmin_SettlesWhileTheOwnerFinishes(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		effects := p.effects(t)
+		for _, c := range []struct {
+			when   string // in the handler, or a point of the engine
+			settle error  // its result; nil: it is first
+		}{
+			{"handler", nil},
+			{"before commit", idempotency.ErrKeyChanged}, // the owner has completed, and not committed
+			{"after commit", idempotency.ErrNotUnknown},
+		} {
+			if p.driver == "sqlite" && c.when != "after commit" {
+				continue // there is one writer, and it is the handler
+			}
+			engine := p.engine(t, nil)
+			var key idempotency.Key
+			var settleErr error
+			settle := func() { settleErr = admin.Settle(t.Context(), key, idempotency.Failed(), byAda) }
+			engine.At(func(point string) {
+				if point == c.when {
+					settle()
+				}
+			})
+			handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				p.lapse(t, r)
+				key = onlyKey(t, admin, idempotency.Filter{})
+				if key.Phase = idempotency.PhaseInterrupted; c.when == "handler" {
+					settle()
+				}
+				if err := effects.Add(r.Context(), c.when); err != nil {
+					t.Error(err)
+				}
+				w.WriteHeader(http.StatusCreated)
+			}))
+			w := do(t, handler, post("/", "x", withKey(strings.ReplaceAll(c.when, " ", "-"))))
+			counts, err := effects.Count(t.Context(), c.when)
+			if err != nil {
+				t.Fatal(err)
+			}
+			status, happened := http.StatusCreated, 1
+			if c.settle == nil {
+				status, happened = http.StatusUnprocessableEntity, 0
+			}
+			if w.Code != status || counts.Effects != happened || !errors.Is(settleErr, c.settle) {
+				t.Errorf("%s: %d %s, %d effects, settle: %v", c.when, w.Code, w.Body, counts.Effects, settleErr)
+			}
+		}
+	})
+}
+
+// lapse ends the lease of the key that runs, as if its process had been stopped for long.
+func (p *testDB) lapse(t *testing.T, r *http.Request) {
+	t.Helper()
+	if p.driver == "sqlite" { // in the transaction of the handler, which has the turn
+		tx, _ := idempotency.TxFromContext(r.Context())
+		if _, err := tx.ExecContext(r.Context(), p.expand(t, `update {{idempotency}} set lease_until = 1 where state = 1`)); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	p.exec(t, `update {{idempotency}} set lease_until = statement_timestamp() - interval '1 second' where state = 1`)
+}
+
+func TestAdmin_SettlesWithTheEncryptionOfTheEngine(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		encryption := &idempotency.Encryption{Current: "k", Keys: map[string]oncemill.Secret{"k": oncemill.NewSecret([]byte("0123456789abcdef"))}}
+		admin := p.admin(t, idempotency.AdminConfig{Encryption: encryption})
+		var runs atomic.Int64
+		handler := p.engine(t, func(c *idempotency.Config) { c.Responses.Encryption = encryption }).Middleware(badGateway(&runs))
+		do(t, handler, post("/", "x"))
+		found := idempotency.Recovery{Status: 201, Header: http.Header{"Location": {"/orders/7"}}, Body: []byte(strings.Repeat("made", 50_000))}
+		if err := admin.Settle(t.Context(), onlyKey(t, admin, idempotency.Filter{}), found, byAda); err != nil {
+			t.Fatal(err)
+		}
+		if w := do(t, handler, post("/", "x")); w.Code != 201 || w.Body.String() != string(found.Body) {
+			t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
+		}
+		key := onlyKey(t, admin, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseCompleted}})
+		answer, err := admin.Answer(t.Context(), key)
+		if err != nil || string(answer.Body) != string(found.Body) || answer.Header.Get("Location") != "/orders/7" || key.Location != "/orders/7" || key.Size < 200_000 {
+			t.Errorf("%v: %d bytes, %+v", err, len(answer.Body), key)
+		}
+		blind := p.admin(t, idempotency.AdminConfig{})
+		if key := onlyKey(t, blind, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseCompleted}}); key.Location != "" {
+			t.Errorf("shown without the key: %q", key.Location)
+		}
+		if _, err := blind.Answer(t.Context(), key); !errors.Is(err, idempotency.ErrDecode) {
+			t.Errorf("decoded without the key: %v", err)
+		}
+	})
+}
+
+func TestAdmin_FindsAKeyByTheDigitsOfALog(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		handler := p.engine(t, nil).Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for _, key := range []string{"a", "b", "c"} {
+			do(t, handler, post("/", "x", withKey(key)))
+		}
+		for _, key := range keys(t, admin, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseCompleted}}) {
+			whole := hex.EncodeToString(key.ID[:])
+			for _, hash := range []string{key.ID.String(), whole, key.ID.Token(), strings.ToUpper(whole[:20])} {
+				if found, err := admin.Find(t.Context(), hash); err != nil || found.ID != key.ID {
+					t.Errorf("%s: %v", hash, err)
+				}
+			}
+		}
+		for _, hash := range []string{"", "12", "00000000000", "zzzzzzzzzzzz", strings.Repeat("00", 33), strings.Repeat("00", 32), strings.Repeat("ff", 32), "000000000000"} {
+			if _, err := admin.Find(t.Context(), hash); !errors.Is(err, idempotency.ErrKeyNotFound) {
+				t.Errorf("%q: %v", hash, err)
+			}
+		}
+		var bad *oncemill.ConfigError
+		for _, f := range []idempotency.Filter{{Limit: -1}, {Limit: 1001}, {Phases: []idempotency.Phase{"done"}}} {
+			if _, err := admin.List(t.Context(), f); !errors.As(err, &bad) {
+				t.Errorf("%+v: %v", f, err)
+			}
+		}
+	})
+}
+
+// One client has 100,000 interrupted keys; the keys of another are found, in bounded time.
+func TestAdmin_ListsBeside100000KeysOfOneClient(t *testing.T) {
+	flood := testserver.Rounds(10_000, 100_000)
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		p.flood(t, flood)
+		one, other := idempotency.Caller{1}, idempotency.Caller{2}
+		begin := time.Now()
+		if page, err := admin.List(t.Context(), idempotency.Filter{Caller: &one, Limit: 1000}); err != nil || len(page.Keys) != 1000 {
+			t.Errorf("%d keys, %v", len(page.Keys), err)
+		}
+		if found := keys(t, admin, idempotency.Filter{Caller: &other}); len(found) != 1 {
+			t.Errorf("%d keys of the other", len(found))
+		}
+		var all int
+		f := idempotency.Filter{Caller: &other, Phases: []idempotency.Phase{idempotency.PhaseCompleted, idempotency.PhaseInterrupted}}
+		for more := true; more; {
+			page, err := admin.List(t.Context(), f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, more, f.After = all+len(page.Keys), page.More, page.Next
+		}
+		if all != 2 {
+			t.Errorf("%d keys of the other in the table", all)
+		}
+		t.Logf("listed in %s", time.Since(begin))
+		done, err := admin.Erase(t.Context(), one, byAda)
+		if err != nil || done.Keys != flood || done.Left != 0 {
+			t.Errorf("%+v, %v", done, err)
+		}
+		if n := p.count(t, `select count(*) from {{idempotency}}`); n != 2 {
+			t.Errorf("%d left", n)
+		}
+		t.Logf("erased after %s", time.Since(begin))
+	})
+}
+
+// flood writes n interrupted keys of caller 1, and two keys of caller 2.
+func (p *testDB) flood(t *testing.T, n int) {
+	t.Helper()
+	text := `
+		insert into {{idempotency}} (key_hash, caller, fingerprint, state, owner, fence, endpoint, created_at, completed_at, lease_until, expires_at, forget_at)
+		with recursive n (i) as (select 1 union all select i + 1 from n where i < $1 + 2)
+		select HASH, case when i <= $1 then ONE else TWO end, EMPTY, case when i = $1 + 2 then 2 else 1 end, EMPTY, 1, 'POST /', NOW, case when i = $1 + 2 then NOW else null end, NOW - SECOND, NOW + SECOND * 3600, NOW + SECOND * 3600
+		from n`
+	one, two := "01"+strings.Repeat("00", 15), "02"+strings.Repeat("00", 15)
+	values := []string{"HASH", "sha256(int8send(i))", "ONE", `'\x` + one + `'::bytea`, "TWO", `'\x` + two + `'::bytea`, "EMPTY", `''::bytea`, "NOW", "statement_timestamp()", "SECOND", "interval '1 second'", "$1", "$1::bigint"}
+	if p.driver == "sqlite" {
+		values = []string{"HASH", "randomblob(32)", "ONE", "x'" + one + "'", "TWO", "x'" + two + "'", "EMPTY", "x''", "NOW", "cast(unixepoch('subsec') * 1000000 as integer)", "SECOND", "1000000"}
+	}
+	p.exec(t, strings.NewReplacer(values...).Replace(text), n)
+}
+
+func TestAdmin_ErasesAScopeAndNothingElse(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		cache := &removableCache{memoryCache: newMemoryCache()}
+		admin := p.admin(t, idempotency.AdminConfig{Cache: cache})
+		var runs atomic.Int64
+		engine := p.engine(t, func(c *idempotency.Config) {
+			c.Responses.Cache = cache
+			c.Scope = func(r *http.Request) (idempotency.Scope, error) {
+				return idempotency.Scope{Tenant: "t", Principal: r.Header.Get("User")}, nil
+			}
+		})
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			runs.Add(1)
+			w.Header().Set("Location", "/of/eve")
+			_, _ = w.Write([]byte(strings.Repeat("x", 100_000))) // a large one has a row of its own
+		}))
+		user := func(name string) func(*http.Request) {
+			return func(r *http.Request) { r.Header.Set("User", name) }
+		}
+		for _, name := range []string{"eve", "bob"} {
+			for _, key := range []string{"a", "b", "c"} {
+				do(t, handler, post("/", "x", withKey(key), user(name)))
+			}
+		}
+		eve := admin.CallerOf(idempotency.Scope{Tenant: "t", Principal: "eve"})
+		if _, err := admin.Erase(t.Context(), eve, idempotency.Act{By: "ada"}); !errors.Is(err, idempotency.ErrNoReason) {
+			t.Errorf("without a reason: %v", err)
+		}
+		cache.err.Store(true)
+		if _, err := admin.Erase(t.Context(), eve, byAda); err == nil || p.count(t, `select count(*) from {{idempotency}}`) != 6 {
+			t.Errorf("the cache was not reached: %v", err)
+		}
+		cache.err.Store(false)
+		done, err := admin.Erase(t.Context(), eve, byAda)
+		if err != nil || done != (idempotency.Erased{Keys: 3}) {
+			t.Errorf("%+v, %v", done, err)
+		}
+		if n, bodies := p.count(t, `select count(*) from {{idempotency}}`), p.count(t, `select count(*) from {{idempotency_body}}`); n != 3 || bodies != 3 {
+			t.Errorf("left %d keys, %d bodies", n, bodies)
+		}
+		before := runs.Load()
+		do(t, handler, post("/", "x", withKey("a"), user("bob")))
+		if runs.Load() != before {
+			t.Error("bob's key runs again")
+		}
+		if w := do(t, handler, post("/", "x", withKey("a"), user("eve"))); w.Header().Get("Idempotency-Replayed") != "" || runs.Load() != before+1 {
+			t.Errorf("eve's key: %v, %d runs", w.Header(), runs.Load()-before)
+		}
+		for _, e := range p.audited(t) {
+			if whole := e.Subject + e.Details + e.Reason; strings.Contains(whole, "eve") || strings.Contains(whole, hex.EncodeToString(eve[:8])) || e.Action != "idempotency_scope.erase" {
+				t.Errorf("%+v", e)
+			}
+		}
+		if entries := p.audited(t); len(entries) != 2 {
+			t.Errorf("%+v", entries)
+		}
+	})
+}
+
+// Requests that come while a scope is erased have one effect each, and what they store
+// afterwards is whole. A running key is left and counted.
+func TestAdmin_ErasesWhileRequestsCome(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		effects := p.effects(t)
+		engine := p.engine(t, nil)
+		holding, hold := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/held" {
+				once.Do(func() { close(holding) })
+				<-hold
+			}
+			if err := effects.Add(r.Context(), r.URL.Path); err != nil {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+		}))
+		var answering sync.WaitGroup
+		answering.Go(func() {
+			if w := do(t, handler, post("/held", "x", withKey("held"))); w.Code != 200 {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+		})
+		<-holding
+		caller := onlyKey(t, admin, idempotency.Filter{}).Caller
+		stop := make(chan struct{})
+		for i := range 4 {
+			answering.Go(func() {
+				for n := 0; ; n++ {
+					select {
+					case <-stop:
+						return
+					default:
+						do(t, handler, post("/x", "x", withKey(string(rune('a'+i))+time.Now().String())))
+					}
+				}
+			})
+		}
+		for range 5 {
+			done, err := admin.Erase(t.Context(), caller, byAda)
+			if err != nil || done.Left == 0 {
+				t.Errorf("%+v, %v", done, err)
+			}
+		}
+		close(stop)
+		close(hold)
+		answering.Wait()
+		if w := do(t, handler, post("/held", "x", withKey("held"))); w.Header().Get("Idempotency-Replayed") != "true" {
+			t.Errorf("the running key was erased: %d %v", w.Code, w.Header())
+		}
+		if done, err := admin.Erase(t.Context(), caller, byAda); err != nil || done.Left != 0 || p.count(t, `select count(*) from {{idempotency}}`) != 0 {
+			t.Errorf("%+v, %v", done, err)
+		}
+	})
+}
+
+func TestAdmin_ChangesNothingWithoutTheAudit(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin, err := idempotency.NewAdmin(p.store, idempotency.AdminConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var runs atomic.Int64
+		handler := p.engine(t, nil).Middleware(badGateway(&runs))
+		do(t, handler, post("/", "x"))
+		key := onlyKey(t, admin, idempotency.Filter{})
+		for _, err := range []error{
+			admin.Settle(t.Context(), key, idempotency.Failed(), byAda), admin.Release(t.Context(), key, byAda),
+			func() error { _, err := admin.Erase(t.Context(), key.Caller, byAda); return err }(),
+		} {
+			if !errors.Is(err, idempotency.ErrNoAudit) {
+				t.Errorf("got %v", err)
+			}
+		}
+		expectProblem(t, do(t, handler, post("/", "x")), http.StatusConflict, "outcome-unknown")
+	})
+}
+
+func TestNewAdmin_RefusesBadValuesTogether(t *testing.T) {
+	t.Parallel()
+	_, err := idempotency.NewAdmin(nil, idempotency.AdminConfig{
+		Retention: time.Millisecond, RefuseFor: -1, Cache: newMemoryCache(), Encryption: &idempotency.Encryption{Current: filepath.Base("k")},
+	})
+	if n := len(testserver.ConfigErrors(err)); n != 5 {
+		t.Errorf("%d errors: %v", n, err)
+	}
+}
+
+// memoryCache is a cache that cannot remove.
+type memoryCache struct {
+	mu      sync.Mutex
+	records map[idempotency.ID]idempotency.Record
+}
+
+func (c *memoryCache) Get(_ context.Context, id idempotency.ID) (idempotency.Record, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, ok := c.records[id]
+	return r, ok
+}
+
+func (c *memoryCache) Put(_ context.Context, r idempotency.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.records[r.ID] = r
+}
+
+func newMemoryCache() *memoryCache {
+	return &memoryCache{records: map[idempotency.ID]idempotency.Record{}}
+}
+
+// removableCache can remove, and fails on demand.
+type removableCache struct {
+	*memoryCache
+	err atomic.Bool
+}
+
+func (c *removableCache) Remove(_ context.Context, ids []idempotency.ID) error {
+	if c.err.Load() {
+		return errors.New("no cache")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range ids {
+		delete(c.records, id)
+	}
+	return nil
+}
+
+// While a successor takes an interrupted key over, an operator releases it: one of them gets
+// it. A key that runs is never deleted.
+func TestAdmin_ReleasesDuringATakeover(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		for i := range 20 {
+			claim := idempotency.Claim{ID: idempotency.ID{byte(i)}, Token: [16]byte{1}, Endpoint: "POST /", Lease: time.Minute, Retention: time.Hour, Durable: true}
+			first, granted, err := p.store.Claim(t.Context(), claim)
+			if err != nil || !granted {
+				t.Fatal(granted, err)
+			}
+			if err := p.store.Extend(t.Context(), claim.ID, first.Owner, 0); err != nil {
+				t.Fatal(err)
+			}
+			key := onlyKey(t, admin, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseInterrupted}})
+			var taken bool
+			var takeErr, releaseErr error
+			var racing sync.WaitGroup
+			racing.Go(func() {
+				claim.Token = [16]byte{2}
+				_, taken, takeErr = p.store.TakeOver(t.Context(), claim, first.Owner)
+			})
+			racing.Go(func() { releaseErr = admin.Release(t.Context(), key, byAda) })
+			racing.Wait()
+			_, found, err := p.store.Find(t.Context(), claim.ID)
+			released := releaseErr == nil
+			refused := errors.Is(releaseErr, idempotency.ErrKeyRunning) || errors.Is(releaseErr, idempotency.ErrKeyChanged)
+			if takeErr != nil || err != nil || taken == released && taken || found == released || !released && !refused {
+				t.Errorf("taken over %t (%v), release: %v, found %t (%v)", taken, takeErr, releaseErr, found, err)
+			}
+			if found {
+				p.exec(t, `delete from {{idempotency}}`)
+			}
+		}
+	})
+}

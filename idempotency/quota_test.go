@@ -1,0 +1,232 @@
+package idempotency_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// byUser is a scope of the user in a header.
+func byUser(r *http.Request) (idempotency.Scope, error) {
+	return idempotency.Scope{Principal: "user " + r.Header.Get("User")}, nil
+}
+
+func user(name string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set("User", name) }
+}
+
+// One caller is stopped at its quota, not much above it; others are not; and what it has
+// stored is replayed.
+func TestQuota_StopsACallerAndReplaysWhatItHas(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		const most = 20
+		engine := newEngine(t, store, func(c *idempotency.Config) {
+			c.Scope = byUser
+			c.Keys.Quota = idempotency.Quota{Keys: most, Window: 31 * 24 * time.Hour}
+		})
+		var runs atomic.Int64
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			if r.URL.Path == "/refuse" {
+				w.WriteHeader(http.StatusForbidden) // releases the key
+			}
+		}))
+		for i := range 2 * most {
+			if w := do(t, handler, post("/refuse", "x", user("eve"), withKey(fmt.Sprint("r", i)))); w.Code != http.StatusForbidden {
+				t.Fatalf("what leaves no key was counted: %d %s", w.Code, w.Body)
+			}
+		}
+		runs.Store(0)
+		var refused int
+		for i := range 2 * most {
+			for range 3 { // retries are not counted
+				w := do(t, handler, post("/", "x", user("eve"), withKey(strconv.Itoa(i))))
+				if w.Code == http.StatusOK {
+					continue
+				}
+				expectProblem(t, w, http.StatusTooManyRequests, "over-quota")
+				if left, err := strconv.Atoi(w.Header().Get("Retry-After")); err != nil || left < 1 || left > 31*24*3600 {
+					t.Errorf("Retry-After %q", w.Header().Get("Retry-After"))
+				}
+				refused++
+			}
+		}
+		if n := runs.Load(); n != most || refused != 3*most {
+			t.Errorf("%d runs, %d refused", n, refused)
+		}
+		if w := do(t, handler, post("/", "x", user("eve"), withKey("0"))); w.Header().Get("Idempotency-Replayed") != "true" {
+			t.Errorf("not replayed: %d %s", w.Code, w.Body)
+		}
+		if w := do(t, handler, post("/", "x", user("bob"), withKey("0"))); w.Code != http.StatusOK || runs.Load() != most+1 {
+			t.Errorf("another caller: %d %s", w.Code, w.Body)
+		}
+	})
+}
+
+func TestQuota_StopsACallerAtItsBytes(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		engine := newEngine(t, store, func(c *idempotency.Config) {
+			c.Scope = byUser
+			c.Keys.Quota = idempotency.Quota{Bytes: 100_000, Window: 31 * 24 * time.Hour}
+		})
+		runs := 0
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			_, _ = w.Write(bytes.Repeat([]byte("x"), 9_000))
+		}))
+		for i := range 30 {
+			do(t, handler, post("/", "x", user("eve"), withKey(strconv.Itoa(i))))
+		}
+		if runs < 10 || runs > 15 { // with at most a quarter of what was left
+			t.Errorf("%d responses of 9,000 bytes were stored", runs)
+		}
+	})
+}
+
+// Many requests of one caller in many processes: the quota is exceeded by no more than
+// documented, and nothing deadlocks.
+func TestQuota_HoldsForManyAtOnce(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		const most, processes = 40, 3
+		p.db.SetMaxOpenConns(16)
+		var runs atomic.Int64
+		var failed atomic.Pointer[string]
+		var asking sync.WaitGroup
+		for n := range processes {
+			engine := p.engine(t, func(c *idempotency.Config) {
+				c.Scope, c.Timeout = byUser, 2*time.Minute // a busy machine is no failure
+				c.Keys.Quota = idempotency.Quota{Keys: most, Window: 31 * 24 * time.Hour}
+			})
+			handler := engine.TxMiddleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { runs.Add(1) }))
+			for i := range most {
+				asking.Go(func() {
+					w := do(t, handler, post("/", "x", user("eve"), withKey(fmt.Sprint(n, "-", i))))
+					if w.Code != http.StatusOK && w.Code != http.StatusTooManyRequests {
+						text := fmt.Sprint(w.Code, w.Body)
+						failed.Store(&text)
+					}
+				})
+			}
+		}
+		asking.Wait()
+		if n := runs.Load(); n < most || n > most+processes*most/4 || failed.Load() != nil {
+			t.Errorf("%d runs, failed: %v", n, failed.Load())
+		}
+	})
+}
+
+func TestQuota_BeginsAnewWithItsWindow(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		engine := p.engine(t, func(c *idempotency.Config) {
+			c.Keys.Quota = idempotency.Quota{Keys: 1, Window: 2 * time.Second}
+		})
+		handler := engine.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		refused, n := 0, 0
+		testserver.Eventually(t, "a request is refused, and a later one accepted", func() bool {
+			n++
+			switch w := do(t, handler, post("/", "x", withKey(strconv.Itoa(n)))); w.Code {
+			case http.StatusTooManyRequests:
+				refused++
+			case http.StatusOK:
+				return refused > 0
+			}
+			return false
+		})
+		testserver.Eventually(t, "the counts are purged", func() bool {
+			if _, err := engine.Purge(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return p.count(t, `select count(*) from {{idempotency_usage}}`) == 0
+		})
+	})
+}
+
+func TestQuota_IsForCommandsToo(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		engine := newEngine(t, store, func(c *idempotency.Config) {
+			c.Keys.Quota = idempotency.Quota{Keys: 1, Window: 31 * 24 * time.Hour}
+			c.Keys.RateLimit = func(_ context.Context, scope idempotency.Scope) error {
+				if scope.Principal == "fast" {
+					return &idempotency.RateLimitError{Detail: "slower"}
+				}
+				return nil
+			}
+		})
+		run := func(principal, key string) error {
+			_, err := idempotency.Do(t.Context(), engine, idempotency.Command{Scope: idempotency.Scope{Principal: principal}, Name: "close", Key: key}, func(context.Context) (int, error) { return 1, nil })
+			return err
+		}
+		if err := run("eve", "a"); err != nil {
+			t.Error(err)
+		}
+		var over *idempotency.QuotaError
+		if err := run("eve", "b"); !errors.As(err, &over) || over.RetryIn < time.Second {
+			t.Errorf("got %v", err)
+		}
+		var limit *idempotency.RateLimitError
+		if err := run("fast", "a"); !errors.As(err, &limit) || limit.Detail != "slower" {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestQuota_NeedsAStoreThatCounts(t *testing.T) {
+	t.Parallel()
+	_, err := idempotency.New(struct{ idempotency.Store }{&idempotency.MemoryStore{}}, idempotency.Config{
+		Scope: idempotency.SingleTenant(), Keys: idempotency.KeyConfig{Quota: idempotency.Quota{Keys: 1}},
+	})
+	if all := testserver.ConfigErrors(err); len(all) != 1 || all[0].Field != "idempotency.Config.Keys.Quota" {
+		t.Errorf("got %v", err)
+	}
+	_, err = idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{
+		Scope: idempotency.SingleTenant(), Keys: idempotency.KeyConfig{Quota: idempotency.Quota{Keys: -1, Bytes: -1, Window: time.Millisecond}},
+	})
+	if all := testserver.ConfigErrors(err); len(all) != 3 {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRateLimit_RefusesBeforeTheClaim(t *testing.T) {
+	t.Parallel()
+	var limit error
+	var routes []string
+	store := &spy{Store: &idempotency.MemoryStore{}}
+	engine := newEngine(t, store, func(c *idempotency.Config) {
+		c.Keys.RateLimit = func(_ context.Context, scope idempotency.Scope) error {
+			routes = append(routes, scope.Route)
+			if limit == nil {
+				panic("no limiter")
+			}
+			return limit
+		}
+	})
+	runs := 0
+	handler := engine.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { runs++ }))
+	limit = &idempotency.RateLimitError{RetryAfter: 90 * time.Second, Detail: "10 orders a minute"}
+	w := do(t, handler, post("/orders", "x"))
+	expectProblem(t, w, http.StatusTooManyRequests, "rate-limited")
+	if w.Header().Get("Retry-After") != "90" || !bytes.Contains(w.Body.Bytes(), []byte("10 orders a minute")) {
+		t.Errorf("%v %s", w.Header(), w.Body)
+	}
+	limit = &idempotency.RateLimitError{}
+	if w := do(t, handler, post("/orders", "x")); w.Header().Get("Retry-After") != "1" {
+		t.Errorf("%v", w.Header())
+	}
+	limit = errors.New("the limiter is away")
+	expectProblem(t, do(t, handler, post("/orders", "x")), http.StatusInternalServerError, "internal")
+	limit = nil
+	expectProblem(t, do(t, handler, post("/orders", "x")), http.StatusInternalServerError, "internal")
+	if runs != 0 || store.last.Load() != nil || len(routes) != 4 || routes[0] != "/probe" {
+		t.Errorf("%d runs, claim %v, routes %q", runs, store.last.Load(), routes)
+	}
+}

@@ -1,0 +1,66 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/inbox"
+)
+
+func TestInbox_ArchivesIDsBeforeItRemovesThem(t *testing.T) {
+	t.Parallel()
+	for name, open := range testDBs {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := open(t)
+			names, exec, ago := purgeable(t, p)
+			exec(`insert into {{inbox}} (consumer, message_id, received_at) values
+				('stock', 'old', ` + ago("3") + `), ('stock', 'ol"d\', ` + ago("4") + `), ('stock', 'new', ` + ago("1") + `), ('mail', 'old', ` + ago("3") + `)`)
+			exec(`insert into {{inbox}} (consumer, message_id, received_at, dead) values ('stock', 'dead', ` + ago("3") + `, true)`)
+			exec(`insert into {{inbox_failures}} (consumer, message_id, changed_at) values ('stock', 'failed', ` + ago("3") + `)`)
+			left := func() (n int) {
+				t.Helper()
+				if err := p.db.QueryRowContext(t.Context(), names.Expand(`select count(*) from {{inbox}}`)).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			var kept []inbox.ArchivedID
+			var fail error
+			bad := true
+			in, err := inbox.New(p.db, inbox.Config{Database: p.cfg, Consumer: "stock", Retention: 2 * time.Hour, Archive: func(_ context.Context, ids []inbox.ArchivedID) error {
+				switch {
+				case bad:
+					panic("no shelf")
+				case fail == nil:
+					kept = append(kept, ids...)
+				}
+				return fail
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if _, err := in.Purge(t.Context()); err == nil || left() != 5 {
+					t.Errorf("the archive failed: %d left, %v", left(), err)
+				}
+				bad, fail = false, errors.New("full")
+			}
+			fail = nil
+			if more, err := in.Purge(t.Context()); err != nil || more || left() != 3 {
+				t.Errorf("%d left, more %t, %v", left(), more, err)
+			}
+			if len(kept) != 2 || kept[0].MessageID != `ol"d\` || kept[1].MessageID != "old" || kept[0].Consumer != "stock" || time.Since(kept[1].ReceivedAt) < 2*time.Hour || time.Since(kept[1].ReceivedAt) > 5*time.Hour {
+				t.Errorf("archived %+v", kept)
+			}
+			kept = nil
+			archive := func(_ context.Context, ids []inbox.ArchivedID) error { kept = append(kept, ids...); return nil }
+			purged, err := inbox.PurgeAllArchived(t.Context(), p.db, p.cfg, 2*time.Hour, archive)
+			if err != nil || len(kept) != 1 || kept[0].Consumer != "mail" || len(purged) != 2 || left() != 2 {
+				t.Errorf("%+v, archived %+v, %d left, %v", purged, kept, left(), err)
+			}
+		})
+	}
+}
