@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"io"
@@ -73,8 +74,8 @@ relay's message.`,
 				return err
 			}
 			from.Limit = limit
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				page, err := letters.List(cmd.Context(), from)
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				page, err := letters.List(ctx, from)
 				if err != nil {
 					return err
 				}
@@ -143,6 +144,20 @@ func span(since, until string, now time.Time) (from, to time.Time, err error) {
 	return from, to, nil
 }
 
+// readLetters is withLetters for what only reads, with a time limit.
+func (o *options) readLetters(cmd *cobra.Command, fn func(context.Context, *dlq.Store) error) error {
+	return o.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+		if err := oncemill.CheckMigrated(ctx, db, cfg, audit.Migrations, dlq.Migrations); err != nil {
+			return err
+		}
+		letters, err := dlq.New(db, dlq.Config{Database: cfg})
+		if err != nil {
+			return err
+		}
+		return fn(ctx, letters)
+	})
+}
+
 // withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
 	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
@@ -197,8 +212,8 @@ of the newest one. The newest 10,000 dead letters in each state are looked at.`,
 		Example: `  oncemill dlq groups
   oncemill dlq --fingerprint 5b1c...`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				groups, err := letters.Groups(cmd.Context())
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				groups, err := letters.Groups(ctx)
 				if err != nil {
 					return err
 				}
@@ -227,12 +242,12 @@ func newShowLetter(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				letter, err := letters.Get(cmd.Context(), ids[0])
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				letter, err := letters.Get(ctx, ids[0])
 				if err != nil {
 					return err
 				}
-				notes, err := letters.Notes(cmd.Context(), ids[0])
+				notes, err := letters.Notes(ctx, ids[0])
 				if err != nil {
 					return err
 				}

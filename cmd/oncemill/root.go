@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -31,6 +32,7 @@ var flagOf = map[string]string{
 	"doctor.Config.ClockOffset":       "--clock-offset",
 	"dlq.Filter.Limit":                "--limit",
 	"audit.Filter.Limit":              "--limit",
+	"status.RetryingFilter.Limit":     "--limit",
 	"dlq.Filter.States":               "--state",
 	"amqp.Config.Connection.AmqpURI":  "--amqp-url",
 	"rabbitmq.Config.Admin":           "--amqp-admin",
@@ -66,6 +68,8 @@ type options struct {
 	database  databaseOptions
 	logFormat string
 	logLevel  string
+
+	readTimeout time.Duration
 }
 
 func newRoot() *cobra.Command {
@@ -94,6 +98,9 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 					return err
 				}
 			}
+			if opts.readTimeout < 0 {
+				return &usageError{fmt.Errorf("--read-timeout %v: must be positive, or 0 for none", opts.readTimeout)}
+			}
 			opts.database.url = driverURL(opts.database.url) // before anything connects
 			if socketFirst(opts.database.url) {
 				return &usageError{errors.New("--database: the list of hosts begins with a socket, and then the driver uses TLS for none of them; give either sockets or hosts")}
@@ -112,9 +119,10 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&opts.config, "config", "", "YAML file with further flags, such as lease: 15s, in a map for each command or for all (default: none)")
 	opts.database.register(flags)
+	flags.DurationVar(&opts.readTimeout, "read-timeout", readTimeout, "time limit of a command that only reads the database; 0 for none")
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newHistory(opts), newOutbox(opts), newRetrying(opts), newWorkers(opts), newInbox(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone

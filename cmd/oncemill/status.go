@@ -139,7 +139,10 @@ func statusRows(table io.Writer, s *status.Status, lanes bool) {
 		row("scheduled", "%s, %s due", o.Scheduled, o.Due)
 	}
 	if r := s.Relay; r != nil {
-		row("retrying", "%s, %s behind them, %s keys held", r.Retrying, r.Behind, r.HeldKeys)
+		row("retrying", "%s%s, %s behind them, %s keys held", r.Retrying, since(r.Retrying, r.Oldest), r.Behind, r.HeldKeys)
+		if r.SetAside.N > 0 {
+			row("  set aside", "%s%s", r.SetAside, since(r.SetAside, r.OldestSetAside))
+		}
 		for _, w := range r.Workers {
 			row("relay "+oneLine(w.Name), "%s, %d lanes, up %s", workerState(w), w.Lanes, w.Up)
 		}

@@ -47,6 +47,13 @@ type Store interface {
 	// records, each time at the next ones, and removes those of handled messages.
 	Purge(ctx context.Context, retention time.Duration, limit int) (ids, failures int64, err error)
 
+	// CountConsumer counts what there is of the consumer, up to so many of each kind.
+	CountConsumer(ctx context.Context, most int) (ConsumerCount, error)
+
+	// HandledAt returns when a message was handled, or declared dead; found is false if the
+	// inbox does not know it.
+	HandledAt(ctx context.Context, id string) (at time.Time, dead, found bool, err error)
+
 	// Consumers returns all consumers that have ids or failure records, in order.
 	Consumers(ctx context.Context) ([]string, error)
 

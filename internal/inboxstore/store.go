@@ -44,7 +44,7 @@ type texts struct {
 	PurgeIDs, PurgeHandled, PurgeFailures, CountRefused string
 	FailuresAfter, Consumers, FailingConsumers          string
 	Advance, LastSequence, Retried                      string
-	Now                                                 string
+	Now, CountConsumer, HandledAt                       string
 }
 
 func (s *store) SameFingerprint(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (same bool, err error) {
