@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/status"
 )
 
 func newDLQ(opts *options) *cobra.Command {
@@ -207,8 +208,8 @@ func newGroups(opts *options) *cobra.Command {
 		Use:   "groups",
 		Short: "List groups of open dead letters that failed alike, the largest first",
 		Long: `List groups of open dead letters that failed alike: of one source or consumer, with the
-same reason, and with errors that differ only in ids and numbers. TOPIC and ERROR are those
-of the newest one. The newest 10,000 dead letters in each state are looked at.`,
+same reason, and with errors that differ only in ids and numbers. FIRST and LAST are the
+ages of the oldest and the newest one; TOPIC and ERROR are those of the newest. The newest 10,000 dead letters in each state are looked at.`,
 		Example: `  oncemill dlq groups
   oncemill dlq --fingerprint 5b1c...`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -222,7 +223,7 @@ of the newest one. The newest 10,000 dead letters in each state are looked at.`,
 				}
 				table := newTable("COUNT", "FROM", "REASON", "FIRST", "LAST", "NEWEST", "TOPIC", "FINGERPRINT", "ERROR")
 				for _, g := range groups {
-					table.row(g.Count, origin(g.Source, g.Consumer), g.Reason, g.First, g.Last, g.Newest, g.Topic, g.Fingerprint, g.Error)
+					table.row(g.Count, origin(g.Source, g.Consumer), g.Reason, status.Age(time.Since(g.First)), status.Age(time.Since(g.Last)), g.Newest, g.Topic, g.Fingerprint, g.Error)
 				}
 				return table.print(cmd.OutOrStdout())
 			})

@@ -113,7 +113,7 @@ func showStatus(ctx context.Context, reader *status.Reader, out io.Writer, clear
 		text.WriteString("Nothing is wrong.\n")
 	}
 	for _, p := range problems {
-		text.WriteString(p + "\n")
+		text.WriteString(wrapped(p, columnsOf(out), "  ") + "\n")
 	}
 	_, err = io.WriteString(out, text.String())
 	return len(problems), err
