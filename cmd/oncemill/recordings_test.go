@@ -201,4 +201,6 @@ insert into {{dead_letters}} (state, held, source, consumer, topic, message_id, 
 select 'dead', false, 'consumer', 'shipping', 'orders', 'ship-' || i, 'customer-' || i, '{}', clock_timestamp() - interval '9 hours', clock_timestamp() - interval '6 hours',
 	'permanent', 'no address', 1, '9c77e1b2a4d05836'
 from generate_series(1, 7) i`)
+	exec(ctx, `drop index {{inbox_received}}`) // what the doctor finds
+	exec(ctx, `alter sequence {{outbox_id}} cache 10`)
 }
