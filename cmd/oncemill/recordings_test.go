@@ -24,9 +24,6 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// recordEnv makes TestRecordings write docs/terminal: make recordings.
-const recordEnv = "ONCEMILL_RECORD"
-
 // recordings are the commands that docs/terminal shows, in this order: a replay changes what
 // follows. A replay job with its progress belongs behind dlq-replay.
 var recordings = []struct {
