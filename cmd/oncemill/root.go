@@ -78,8 +78,8 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, shows what waits, looks for faults of the set-up, lists and replays
-dead letters and who did that, deletes what has expired, tests the promises on your own
+committed messages, shows what waits and who works, finds messages wherever they are, looks
+for faults of the set-up, lists and replays dead letters and who did that, deletes what has expired, tests the promises on your own
 servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,

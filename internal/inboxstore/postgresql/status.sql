@@ -9,7 +9,7 @@ select
 	(
 		select count(*)
 		from (select f.message_id from {{inbox_failures}} f where f.consumer = $1 and f.failures + f.unavailable > 0 order by f.changed_at limit $2) r
-		where not exists (select 1 from {{inbox}} i where i.consumer = $1 and i.message_id = r.message_id)
+		where (select i.message_id from {{inbox}} i where i.consumer = $1 and i.message_id = r.message_id limit 1) is null
 	),
 	coalesce((select sum(r.total) from (select f.total from {{inbox_refused}} f where f.consumer = $1 order by f.topic, f.reason limit $2) r), 0)
 
