@@ -150,11 +150,11 @@ func TestSecrets_AreSeenNowhere(t *testing.T) {
 	for _, span := range spans.GetSpans() {
 		_, _ = io.WriteString(out.writer("spans"), span.Name+" "+span.Status.Description+" ")
 		for _, a := range span.Attributes {
-			_, _ = io.WriteString(out.writer("spans"), string(a.Key)+"="+a.Value.Emit()+" ")
+			_, _ = io.WriteString(out.writer("spans"), string(a.Key)+"="+a.Value.String()+" ")
 		}
 		for _, e := range span.Events {
 			for _, a := range e.Attributes {
-				_, _ = io.WriteString(out.writer("spans"), string(a.Key)+"="+a.Value.Emit()+" ")
+				_, _ = io.WriteString(out.writer("spans"), string(a.Key)+"="+a.Value.String()+" ")
 			}
 		}
 	}

@@ -88,7 +88,7 @@ func (o *options) conflicts(cmd *cobra.Command) (map[string]int64, error) {
 		counts = map[string]int64{}
 		for _, g := range groups {
 			if g.Source == dlq.FromConsumer && g.Reason == string(inbox.ReasonConflict) {
-				counts[g.Consumer] += int64(g.Count)
+				counts[g.Consumer] += g.Count
 			}
 		}
 		return err

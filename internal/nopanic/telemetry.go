@@ -50,7 +50,7 @@ func (t *Telemetry) report(v any) {
 	}
 	t.mu.Unlock()
 	if due {
-		t.log.Error("telemetry panicked; what it should record is lost", "panic", fmt.Sprint(v), "panics", n) //nolint:sloglint // no call has a context here
+		t.log.Error("telemetry panicked; what it should record is lost", "panic", fmt.Sprint(v), "panics", n)
 	}
 }
 
@@ -112,7 +112,7 @@ type tracer struct {
 }
 
 func (w tracer) Start(ctx context.Context, name string, options ...trace.SpanStartOption) (within context.Context, s trace.Span) {
-	within, s = ctx, trace.SpanFromContext(trace.ContextWithRemoteSpanContext(ctx, trace.SpanContextFromContext(ctx))) // records nothing
+	within, s = ctx, trace.SpanFromContext(trace.ContextWithRemoteSpanContext(ctx, trace.SpanContextFromContext(ctx))) //nolint:wastedassign // what a panic leaves: a span that records nothing
 	defer w.t.recovered()
 	began, made := w.Tracer.Start(ctx, name, options...)
 	return began, span{made, w.t}
@@ -159,7 +159,7 @@ func (p propagator) Inject(ctx context.Context, carrier propagation.TextMapCarri
 }
 
 func (p propagator) Extract(ctx context.Context, carrier propagation.TextMapCarrier) (within context.Context) {
-	within = ctx
+	within = ctx //nolint:wastedassign // what a panic leaves
 	defer p.t.recovered()
 	return p.TextMapPropagator.Extract(ctx, carrier)
 }
