@@ -46,6 +46,10 @@ demo-servers: ## the same on PostgreSQL and RabbitMQ
 	@echo "looking for PostgreSQL and RabbitMQ; what is missing is installed and started ..."
 	@exports=$$(scripts/servers.sh up) && eval "$$exports" && $(call demo,-servers)
 
+.PHONY: recordings
+recordings: ## write docs/terminal: what commands print, at 80 and 120 columns
+	@exports=$$(scripts/servers.sh up postgres) && eval "$$exports" && ONCEMILL_RECORD=1 go test ./cmd/oncemill -count=1 -run '^TestRecordings_FitTheirTerminals$$'
+
 .PHONY: bench
 bench: ## measure against other ways, within 10 minutes; writes bench.json and docs/bench
 	cd internal/bench && go run . -out ../../bench.json -docs ../../docs/bench

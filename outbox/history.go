@@ -27,6 +27,7 @@ type HistoryRow struct {
 	Key       string // empty for an unkeyed message
 	Payload   []byte
 	Metadata  []byte    // a JSON object of strings; empty for none
+	Size      int       // of the payload, in bytes
 	CreatedAt time.Time // by the database's clock, at the insert
 	RelayedAt time.Time // by the database's clock, when the confirmed row was moved
 }
@@ -60,6 +61,9 @@ type HistoryFilter struct {
 	// After is where a page of List starts: behind this row. Set it to the Position of
 	// the last row of the previous page. Zero is the start.
 	After HistoryPosition
+
+	// Brief makes List leave out payloads and metadata.
+	Brief bool
 
 	// Limit is the largest number of rows that List returns or Resend sends. Default:
 	// 100 for List, 1000 for Resend. At most 10,000.
@@ -206,6 +210,6 @@ func (f HistoryFilter) resolve(limit int) (HistoryFilter, error) {
 func (f HistoryFilter) stored() outboxstore.HistoryFilter {
 	return outboxstore.HistoryFilter{
 		IDs: f.IDs, MessageIDs: f.MessageIDs, Key: f.Key, Topic: f.Topic, From: f.From, To: f.To,
-		After: outboxstore.HistoryPosition(f.After), Limit: f.Limit,
+		After: outboxstore.HistoryPosition(f.After), Brief: f.Brief, Limit: f.Limit,
 	}
 }

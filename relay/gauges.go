@@ -39,9 +39,9 @@ const (
 	gaugesLimit  = 2 * time.Second  // for a reading
 	gaugesMost   = 10_000           // where counts end
 
-	// gaugesShare bounds the part of the time that readings take: a fiftieth. An old snapshot
+	// gaugesShare bounds the part of the time that readings take: a hundredth. An old snapshot
 	// that keeps deleted rows makes them long.
-	gaugesShare = 50
+	gaugesShare = 100
 	gaugesRetry = 20 * time.Second // after a reading that failed
 )
 

@@ -26,7 +26,7 @@ func (s *leaser) step(ctx context.Context) error {
 		}
 		s.log.InfoContext(ctx, "lanes given back", "lanes", have.released)
 	}
-	me := relaystore.Identity{Owner: s.owner, Name: s.cfg.Name, Ready: s.ready() && !have.hung, Stopping: s.stopping}
+	me := s.identity(have.hung)
 	if !have.atRest || !s.last.stands(time.Now(), me, have.epochs, s.upkeepLease.held(), s.cfg.Lease) {
 		if err := s.beat(ctx, me, have); err != nil {
 			return err
@@ -80,18 +80,6 @@ func (s *leaser) expireFormer(ctx context.Context) error {
 // speeds.
 func (s *leaser) trustFrom(sent time.Time) time.Time {
 	return sent.Add(s.cfg.Lease - s.cfg.Lease/10)
-}
-
-// ready reports whether this worker can work: the tables are as expected, and the sink,
-// if it can report it, reaches its broker.
-func (s *leaser) ready() bool {
-	if _, why := s.health.unfit(time.Now()); why != nil || s.unfit.Load() {
-		return false
-	}
-	if r, ok := s.sink.(interface{ Ready() bool }); ok {
-		return r.Ready()
-	}
-	return true
 }
 
 // holding asks the loop for its lanes, and drops the drained ones.

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/oncemill/oncemill/internal/labels"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
@@ -39,7 +40,7 @@ type metrics struct {
 	confirmed, refused, unroutable, unavailable, unknown metric.MeasurementOption
 }
 
-func newMetrics(provider metric.MeterProvider) (*metrics, error) {
+func newMetrics(provider metric.MeterProvider, guard *nopanic.Telemetry) (*metrics, error) {
 	meter := provider.Meter("github.com/oncemill/oncemill/relay")
 	m := &metrics{
 		confirmed:   outcome("confirmed"),
@@ -52,7 +53,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	counter := func(name, unit, description string) metric.Int64Counter {
 		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
 		errs = append(errs, err)
-		return c
+		return guard.Counter(c)
 	}
 	m.outcomes = counter("oncemill.relay.outcomes", "{message}", "Outcomes of publishing, by outcome. A message has one for each time it was handed to the sink.")
 	m.takeovers = counter("oncemill.relay.takeovers", "{lane}", "Lanes taken from a worker whose lease had expired.")
@@ -91,6 +92,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	var err error
 	m.duration, err = meter.Float64Histogram("messaging.client.operation.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from handing a message to the sink to its outcome."), metric.WithExplicitBucketBoundaries(durationBounds...))
+	m.duration = guard.Histogram(m.duration)
 	errs = append(errs, err, m.circuits.register(meter), m.gauges.register(meter))
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)

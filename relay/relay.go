@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -200,7 +201,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if cfg.Name == "" {
 		cfg.Name, _ = os.Hostname() // a missing host name is no reason to fail
 	}
-	met, err := newMetrics(cfg.MeterProvider)
+	met, err := newMetrics(cfg.MeterProvider, nopanic.NewTelemetry(cfg.Logger))
 	if err != nil {
 		errs = append(errs, err)
 	}

@@ -37,13 +37,12 @@ func (w *worker) summarize(ctx context.Context) error {
 	calls := bounded.New(1)
 	var stuck repeats.Series
 	for sleep.For(ctx, summaryEvery) {
-		h := &w.happened
-		delivered, retries, dead, failed := h.delivered.Swap(0), h.retries.Swap(0), h.dead.Swap(0), h.failed.Swap(0)
-		if delivered+retries+dead+failed == 0 {
+		delivered, attrs := w.happened.take()
+		if attrs == nil {
 			continue
 		}
-		level, attrs := slog.LevelInfo, []any{"delivered", delivered, "refused", retries, "dead_lettered", dead, "failed", failed}
-		if delivered > 0 {
+		level := slog.LevelInfo
+		if delivered {
 			stuck.Over()
 		} else {
 			var more []any
@@ -56,6 +55,23 @@ func (w *worker) summarize(ctx context.Context) error {
 		w.log.Log(ctx, level, "messages relayed", append(attrs, w.backlog(ctx, calls)...)...)
 	}
 	return nil
+}
+
+// take returns what has happened since the last call, nil if nothing has.
+func (h *happened) take() (delivered bool, attrs []any) {
+	n, retries, dead, failed := h.delivered.Swap(0), h.retries.Swap(0), h.dead.Swap(0), h.failed.Swap(0)
+	if n+retries+dead+failed == 0 {
+		return false, nil
+	}
+	return n > 0, []any{"delivered", n, "refused", retries, "dead_lettered", dead, "failed", failed}
+}
+
+// summarizeRest logs what has happened since the last summary, when everything else has ended. A
+// deployment every few minutes would otherwise leave gaps in the sums.
+func (w *worker) summarizeRest(ctx context.Context) {
+	if _, attrs := w.happened.take(); attrs != nil {
+		w.log.InfoContext(ctx, "messages relayed", attrs...)
+	}
 }
 
 // backlog returns how much waits, and how old the oldest is. One worker, that with the lease

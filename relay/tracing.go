@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/internal/tracecontext"
 )
@@ -21,9 +22,10 @@ type tracing struct {
 }
 
 func newTracing(cfg Config) tracing {
+	guard := nopanic.NewTelemetry(cfg.Logger)
 	return tracing{
-		tracer: cfg.TracerProvider.Tracer("github.com/oncemill/oncemill/relay"),
-		traces: tracecontext.New(cfg.Propagator),
+		tracer: guard.Tracer(cfg.TracerProvider, "github.com/oncemill/oncemill/relay"),
+		traces: tracecontext.New(guard.Propagator(cfg.Propagator)),
 		open:   map[*entry]struct{}{},
 	}
 }

@@ -205,6 +205,7 @@ func (w *worker) run(ctx context.Context) error {
 	})
 	w.log.InfoContext(ctx, "relay started", "owner", w.owner)
 	err := group.Wait()
+	w.summarizeRest(ctx)
 	w.log.InfoContext(ctx, "relay stopped")
 	if !errors.Is(err, errStopped) {
 		return err

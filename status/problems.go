@@ -16,8 +16,8 @@ const (
 )
 
 // Problems says in sentences what is wrong, the most urgent first; none if nothing is: parts that
-// could not be read, messages that wait for more than a minute or are due for more than ten
-// seconds, no relay, a relay without its broker, lanes without a worker for more than a minute,
+// could not be read, messages that wait for more than a minute, set aside or not, or are due for
+// more than ten seconds, no relay, a relay without its broker, lanes without a worker for more than a minute,
 // keys that are held, replays that nobody has carried out for a minute, dead letters, and
 // requests whose process has ended. Names are quoted and shortened: strangers may have chosen
 // them.
@@ -42,6 +42,9 @@ func (s *Status) Problems() (problems []string) {
 		if time.Duration(o.Late) > normalLate {
 			found("A scheduled message is late by %s.", o.Late)
 		}
+	}
+	if r := s.Relay; r != nil && time.Duration(r.OldestSetAside) > normalWait {
+		found("A message that was set aside has waited for %s: its topic is unavailable, or nobody takes it.", r.OldestSetAside)
 	}
 	if r := s.Relay; r != nil && r.HeldKeys.N > 0 {
 		found("Dead letters hold %s ordering keys; replay or discard them.", r.HeldKeys)

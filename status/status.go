@@ -150,7 +150,15 @@ type Relay struct {
 	Workers  []Worker
 	Unowned  []int // lanes that no running worker owns
 	Free     Age   // how long the first of them has been without an owner, up to an hour
-	Retrying Count // messages that were refused and will be tried again
+	Retrying Count // messages that were refused or set aside, and will be tried again
+	Oldest   Age   // since the oldest of them was written
+
+	// SetAside are those of Retrying that have used up no attempt: their topic is unavailable,
+	// or nobody takes them. They wait until that ends. OldestSetAside is the time since the
+	// oldest of them was written.
+	SetAside       Count
+	OldestSetAside Age
+
 	HeldKeys Count // ordering keys that a dead letter holds, until it is replayed or discarded
 	Behind   Count // messages that wait behind one of their key that is retrying or held
 }
@@ -159,7 +167,11 @@ type Relay struct {
 type Worker struct {
 	ID       string
 	Name     string
+	Host     string `json:",omitempty"`
+	Version  string `json:",omitempty"` // of the library
+	Problem  string `json:",omitempty"` // why it is not ready
 	Up       Age
+	Beat     Age // since its last heartbeat; at rest it has one within a third of its lease; 0: not known
 	Gone     Age // since it counts as gone; 0 while it is alive
 	Ready    bool
 	Stopping bool
@@ -337,7 +349,8 @@ func (r *Reader) relay(ctx context.Context, s *Status) error {
 	}
 	all := &Relay{
 		Workers: []Worker{}, Unowned: []int{},
-		Retrying: r.count(waiting.Retrying), HeldKeys: r.count(waiting.HeldKeys),
+		Retrying: r.count(waiting.Retrying), HeldKeys: r.count(waiting.HeldKeys), Oldest: Age(waiting.Oldest),
+		SetAside: Count{N: waiting.SetAside, AtLeast: r.count(waiting.Retrying).AtLeast}, OldestSetAside: Age(waiting.OldestSetAside),
 		Behind: Count{N: max(0, waiting.All-waiting.Retrying-waiting.HeldKeys), AtLeast: r.count(waiting.All).AtLeast},
 	}
 	lanes := map[string]int{}
@@ -350,7 +363,7 @@ func (r *Reader) relay(ctx context.Context, s *Status) error {
 	}
 	for _, w := range workers {
 		all.Workers = append(all.Workers, Worker{
-			ID: w.Owner, Name: w.Name, Up: Age(w.Up), Gone: Age(max(0, -w.Left)), Ready: w.Ready, Stopping: w.Stopping, Lanes: lanes[w.Owner],
+			ID: w.Owner, Name: w.Name, Host: w.Host, Version: w.Version, Problem: w.Problem, Beat: Age(max(0, w.Heartbeat)), Up: Age(w.Up), Gone: Age(max(0, -w.Left)), Ready: w.Ready, Stopping: w.Stopping, Lanes: lanes[w.Owner],
 		})
 	}
 	s.Relay = all

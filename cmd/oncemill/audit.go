@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"time"
 
@@ -30,15 +31,15 @@ Nothing deletes entries but oncemill purge --audit-retention.`,
 			if filter.Since, filter.Until, err = span(since, until, time.Now()); err != nil {
 				return err
 			}
-			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
-				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, audit.Migrations); err != nil {
+			return opts.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+				if err := oncemill.CheckMigrated(ctx, db, cfg, audit.Migrations); err != nil {
 					return err
 				}
 				log, err := audit.New(db, audit.Config{Database: cfg})
 				if err != nil {
 					return err
 				}
-				entries, err := log.List(cmd.Context(), filter)
+				entries, err := log.List(ctx, filter)
 				if err != nil {
 					return err
 				}

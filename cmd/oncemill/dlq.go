@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/status"
 )
 
 func newDLQ(opts *options) *cobra.Command {
@@ -73,8 +75,8 @@ relay's message.`,
 				return err
 			}
 			from.Limit = limit
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				page, err := letters.List(cmd.Context(), from)
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				page, err := letters.List(ctx, from)
 				if err != nil {
 					return err
 				}
@@ -143,6 +145,20 @@ func span(since, until string, now time.Time) (from, to time.Time, err error) {
 	return from, to, nil
 }
 
+// readLetters is withLetters for what only reads, with a time limit.
+func (o *options) readLetters(cmd *cobra.Command, fn func(context.Context, *dlq.Store) error) error {
+	return o.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+		if err := oncemill.CheckMigrated(ctx, db, cfg, audit.Migrations, dlq.Migrations); err != nil {
+			return err
+		}
+		letters, err := dlq.New(db, dlq.Config{Database: cfg})
+		if err != nil {
+			return err
+		}
+		return fn(ctx, letters)
+	})
+}
+
 // withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
 	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
@@ -192,13 +208,13 @@ func newGroups(opts *options) *cobra.Command {
 		Use:   "groups",
 		Short: "List groups of open dead letters that failed alike, the largest first",
 		Long: `List groups of open dead letters that failed alike: of one source or consumer, with the
-same reason, and with errors that differ only in ids and numbers. TOPIC and ERROR are those
-of the newest one. The newest 10,000 dead letters in each state are looked at.`,
+same reason, and with errors that differ only in ids and numbers. FIRST and LAST are the
+ages of the oldest and the newest one; TOPIC and ERROR are those of the newest. The newest 10,000 dead letters in each state are looked at.`,
 		Example: `  oncemill dlq groups
   oncemill dlq --fingerprint 5b1c...`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				groups, err := letters.Groups(cmd.Context())
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				groups, err := letters.Groups(ctx)
 				if err != nil {
 					return err
 				}
@@ -207,7 +223,7 @@ of the newest one. The newest 10,000 dead letters in each state are looked at.`,
 				}
 				table := newTable("COUNT", "FROM", "REASON", "FIRST", "LAST", "NEWEST", "TOPIC", "FINGERPRINT", "ERROR")
 				for _, g := range groups {
-					table.row(g.Count, origin(g.Source, g.Consumer), g.Reason, g.First, g.Last, g.Newest, g.Topic, g.Fingerprint, g.Error)
+					table.row(g.Count, origin(g.Source, g.Consumer), g.Reason, status.Age(time.Since(g.First)), status.Age(time.Since(g.Last)), g.Newest, g.Topic, g.Fingerprint, g.Error)
 				}
 				return table.print(cmd.OutOrStdout())
 			})
@@ -227,12 +243,12 @@ func newShowLetter(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				letter, err := letters.Get(cmd.Context(), ids[0])
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				letter, err := letters.Get(ctx, ids[0])
 				if err != nil {
 					return err
 				}
-				notes, err := letters.Notes(cmd.Context(), ids[0])
+				notes, err := letters.Notes(ctx, ids[0])
 				if err != nil {
 					return err
 				}

@@ -160,8 +160,11 @@ func printFindings(out io.Writer, findings []doctor.Finding) error {
 		_, err := fmt.Fprintln(out, "Nothing is wrong.")
 		return err
 	}
+	const indent = "    "
+	columns := columnsOf(out)
 	for _, f := range findings {
-		if _, err := fmt.Fprintf(out, "%s (%s): %s\n    %s\n", f.Severity, f.Check, wholeLine(f.Problem), wholeLine(f.Remedy)); err != nil {
+		problem := wrapped(fmt.Sprintf("%s (%s): %s", f.Severity, f.Check, wholeLine(f.Problem)), columns, indent)
+		if _, err := fmt.Fprintf(out, "%s\n%s\n", problem, wrapped(indent+wholeLine(f.Remedy), columns, indent)); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"sync"
 	"time"
 
@@ -138,6 +139,15 @@ func (e *endpoint) fresh(ctx context.Context) (text []byte, late time.Duration, 
 	if s.Outbox != nil {
 		late = time.Duration(s.Outbox.Oldest)
 	}
+	switch {
+	// What was set aside has left the outbox but not the database, and uses up no attempts that
+	// would end its wait: it is as late as before. A refused message becomes a dead letter, and
+	// must not take all workers out of service meanwhile.
+	case late >= 0 && s.Relay != nil:
+		late = max(late, time.Duration(s.Relay.OldestSetAside))
+	case slices.Contains(s.Silent, "relay"):
+		late = -1
+	}
 	text, err = json.Marshal(described(s))
 	return append(text, '\n'), late, err
 }
@@ -157,7 +167,7 @@ func (e *endpoint) delivers(ctx context.Context) error {
 	case at.err != nil:
 		return at.err
 	case at.late < 0:
-		return errors.New("the outbox cannot be read, so messages may have waited for longer than --ready-lag")
+		return errors.New("the backlog cannot be read, so messages may have waited for longer than --ready-lag")
 	case at.late > e.late:
 		return fmt.Errorf("a message has waited for %v, longer than --ready-lag %v", at.late.Truncate(time.Second), e.late)
 	}

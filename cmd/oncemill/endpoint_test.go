@@ -98,7 +98,7 @@ func TestEndpoint_ReadsOnceForAll(t *testing.T) {
 func TestEndpoint_IsNotReadyWhileMessagesAreLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var oldest time.Duration
+		var oldest, aside, refused time.Duration
 		var failure error
 		locked, reads := false, 0
 		e := &endpoint{late: time.Minute, log: slog.New(slog.DiscardHandler), ready: func() error { return nil }, read: func(context.Context) (*status.Status, error) {
@@ -106,7 +106,10 @@ func TestEndpoint_IsNotReadyWhileMessagesAreLate(t *testing.T) {
 			if locked {
 				return &status.Status{Silent: []string{"outbox"}}, nil
 			}
-			return &status.Status{Outbox: &status.Outbox{Oldest: status.Age(oldest)}}, failure
+			return &status.Status{
+				Outbox: &status.Outbox{Oldest: status.Age(oldest)},
+				Relay:  &status.Relay{Oldest: status.Age(max(aside, refused)), OldestSetAside: status.Age(aside)},
+			}, failure
 		}}
 		expect := func(want int) {
 			t.Helper()
@@ -120,13 +123,18 @@ func TestEndpoint_IsNotReadyWhileMessagesAreLate(t *testing.T) {
 		expect(http.StatusOK)
 		oldest = 2 * time.Minute
 		expect(http.StatusServiceUnavailable)
+		oldest, aside = 0, 2*time.Minute // it has left the outbox, and nobody delivers it
+		expect(http.StatusServiceUnavailable)
+		aside, refused = 0, 2*time.Minute // one message is at fault, and becomes a dead letter
+		expect(http.StatusOK)
+		oldest, refused = 2*time.Minute, 0
 		e.late = 0
 		expect(http.StatusOK)
 		e.late, failure = time.Minute, errors.New("silent")
 		expect(http.StatusServiceUnavailable)
 		locked, failure = true, nil // nobody knows how old the messages are
 		expect(http.StatusServiceUnavailable)
-		if reads != 4 {
+		if reads != 6 {
 			t.Errorf("the database was read %d times", reads)
 		}
 	})

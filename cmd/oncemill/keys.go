@@ -200,7 +200,7 @@ func printKeys(w io.Writer, page idempotency.Page, asJSON bool) error {
 	if asJSON {
 		all := make([]shownKey, len(page.Keys))
 		for i := range page.Keys {
-			all[i] = shown(page.Keys[i])
+			all[i] = shownOf(page.Keys[i])
 		}
 		return printJSON(w, struct {
 			Keys []shownKey `json:"keys"`
@@ -247,7 +247,7 @@ type shownAnswer struct {
 	Body   []byte              `json:"body"`
 }
 
-func shown(k idempotency.Key) shownKey {
+func shownOf(k idempotency.Key) shownKey {
 	s := shownKey{
 		ID: hex.EncodeToString(k.ID[:]), Caller: hex.EncodeToString(k.Caller[:]), Route: k.Endpoint, State: k.Phase, Status: k.Status, Size: k.Size,
 		Location: k.Location, ResourceID: k.ResourceID, CorrelationID: k.CorrelationID, TraceID: k.TraceID, CreatedAt: k.CreatedAt,
@@ -289,7 +289,7 @@ body in base64. It may hold what only the client may see.`,
 				if err != nil {
 					return err
 				}
-				out := shown(key)
+				out := shownOf(key)
 				if answer {
 					stored, err := admin.Answer(cmd.Context(), key)
 					if err != nil {

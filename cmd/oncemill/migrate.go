@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -35,7 +36,7 @@ func newMigrate(opts *options) *cobra.Command {
 				if err := oncemill.Migrate(cmd.Context(), db, cfg, sets...); err != nil {
 					return err
 				}
-				return printStatus(cmd, db, cfg, false)
+				return printStatus(cmd.Context(), cmd, db, cfg, false)
 			})
 		},
 	}
@@ -45,11 +46,11 @@ func newMigrate(opts *options) *cobra.Command {
 		Short: "Show the version of each set of tables; exit code 1 unless this program can work with them",
 		Args:  wrongUse(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
-				if err := printStatus(cmd, db, cfg, asJSON); err != nil {
+			return opts.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+				if err := printStatus(ctx, cmd, db, cfg, asJSON); err != nil {
 					return err
 				}
-				return oncemill.CheckMigrated(cmd.Context(), db, cfg, sets...)
+				return oncemill.CheckMigrated(ctx, db, cfg, sets...)
 			})
 		},
 	}
@@ -58,8 +59,8 @@ func newMigrate(opts *options) *cobra.Command {
 	return migrate
 }
 
-func printStatus(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, asJSON bool) error {
-	list, err := oncemill.MigrationStatus(cmd.Context(), db, cfg, sets...)
+func printStatus(ctx context.Context, cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, asJSON bool) error {
+	list, err := oncemill.MigrationStatus(ctx, db, cfg, sets...)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ well, by OTLP over HTTP.`,
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
 	flags.StringVar(&o.listen, "listen", "", "address to serve /healthz, /readyz, /status and /metrics at, such as 127.0.0.1:9464; it has no authentication (default: none)")
-	flags.DurationVar(&o.readyLag, "ready-lag", 0, "/readyz of --listen fails while a message has waited in the outbox for longer than this; all workers then fail (default: no limit)")
+	flags.DurationVar(&o.readyLag, "ready-lag", 0, "/readyz of --listen fails while a message has waited in the outbox, or set aside in parked, for longer than this; all workers then fail (default: no limit)")
 	flags.BoolVar(&o.pprof, "pprof", false, "serve profiles of the process at /debug/pprof/ of --listen, for whoever reaches it")
 	flags.BoolVar(&o.notify, "notify", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
 	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's name)")

@@ -22,6 +22,7 @@ const (
 	resendMost  = 10_000 // limit of outbox.History.Resend
 )
 
+// newResend returns "history resend", which is also "resend".
 func newResend(opts *options) *cobra.Command {
 	var from, to string
 	var filter outbox.HistoryFilter
@@ -38,13 +39,13 @@ a broker that lost its queues.
 The command writes the messages to the outbox, a thousand in a transaction, and
 relays deliver them. If it fails, the error states the times to continue with. Times
 are those of the database's clock.`,
-		Example: `  oncemill resend --from 2026-03-01T10:00:00Z --to 2026-03-01T10:15:00Z --dry-run
-  oncemill resend --from 30m --topic orders`,
+		Example: `  oncemill history resend --from 2026-03-01T10:00:00Z --to 2026-03-01T10:15:00Z --dry-run
+  oncemill history resend --from 30m --topic orders`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if _, _, err := window(from, to, time.Now()); err != nil {
 				return err
 			}
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
 				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, outbox.Migrations); err != nil {
 					return err
 				}
@@ -52,7 +53,7 @@ are those of the database's clock.`,
 				if err != nil {
 					return err
 				}
-				r := resend{history: box.History(), progress: cmd.ErrOrStderr()}
+				r := resend{history: box.History(), progress: cmd.ErrOrStderr(), limit: opts.readTimeout}
 				now, err := r.history.Now(cmd.Context())
 				if err != nil {
 					return err
@@ -108,13 +109,14 @@ func timeOf(flag, text string, now time.Time) (time.Time, error) {
 type resend struct {
 	history  *outbox.History
 	progress io.Writer
+	limit    time.Duration // of a count; 0: none
 	total    int
 	sent     int
 	done     time.Time // everything confirmed before was sent
 }
 
 func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter, dryRun bool) (err error) {
-	if r.total, err = r.history.Count(ctx, f); err != nil {
+	if r.total, err = r.count(ctx, f); err != nil {
 		return err
 	}
 	if dryRun {
@@ -127,6 +129,20 @@ func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter,
 	}
 	_, err = fmt.Fprintf(out, "%d messages were sent again\n", r.sent)
 	return err
+}
+
+// count counts the messages of a window, within the limit.
+func (r *resend) count(ctx context.Context, f outbox.HistoryFilter) (int, error) {
+	if r.limit == 0 {
+		return r.history.Count(ctx, f)
+	}
+	within, cancel := context.WithTimeout(ctx, r.limit)
+	defer cancel()
+	n, err := r.history.Count(within, f)
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("the messages could not be counted within %v; use a shorter window, or raise --read-timeout", r.limit)
+	}
+	return n, err
 }
 
 // window sends n messages, the earlier half of the window first. Messages of a key are
@@ -158,7 +174,7 @@ func (r *resend) halves(ctx context.Context, f outbox.HistoryFilter, middle time
 	first, second := f, f
 	first.To, second.From = middle, middle
 	for _, half := range []outbox.HistoryFilter{first, second} {
-		n, err := r.history.Count(ctx, half)
+		n, err := r.count(ctx, half)
 		if err != nil {
 			return err
 		}

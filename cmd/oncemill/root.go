@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -48,6 +49,7 @@ var flagOf = map[string]string{
 	"relay.Config.Retry.MaxAttempts":    "--max-attempts",
 	"relay.Config.Retry.Initial":        "--retry-initial",
 	"relay.Config.Retry.Max":            "--retry-max",
+	"status.RetryingFilter.Limit":       "--limit",
 }
 
 // inFlags returns the text of an error, with flags in place of fields.
@@ -69,6 +71,8 @@ type options struct {
 	database  databaseOptions
 	logFormat string
 	logLevel  string
+
+	readTimeout time.Duration
 }
 
 func newRoot() *cobra.Command {
@@ -77,8 +81,9 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, shows what waits, looks for faults of the set-up, lists and replays
-dead letters and who did that, settles idempotency keys, deletes what has expired, tests the promises on your own
+committed messages, shows what waits and who works, finds messages wherever they are, looks
+for faults of the set-up, lists and replays dead letters and who did that, settles
+idempotency keys, deletes what has expired, tests the promises on your own
 servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
@@ -96,6 +101,9 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 				if err := fromFile(cmd, opts.config); err != nil {
 					return err
 				}
+			}
+			if opts.readTimeout < 0 {
+				return &usageError{fmt.Errorf("--read-timeout %v: must be positive, or 0 for none", opts.readTimeout)}
 			}
 			opts.database.url = driverURL(opts.database.url) // before anything connects
 			if socketFirst(opts.database.url) {
@@ -115,9 +123,32 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&opts.config, "config", "", "YAML file with further flags, such as lease: 15s, in a map for each command or for all (default: none)")
 	opts.database.register(flags)
+	flags.DurationVar(&opts.readTimeout, "read-timeout", readTimeout, "time limit of a command that only reads the database; 0 for none")
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newKeys(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(
+		newMigrate(opts),
+		newRelay(opts),
+		newVersion(),
+		newStatus(opts),
+		newDoctor(opts),
+		newDLQ(opts),
+		newAudit(opts),
+		newResend(opts),
+		newMoveShards(opts),
+		newPurge(opts),
+		newKeys(opts),
+		newRepairSequence(opts),
+		newConformance(),
+		newProbe(opts),
+		newVerify(opts),
+		newVerifyWorker(opts),
+		newHistory(opts),
+		newOutbox(opts),
+		newRetrying(opts),
+		newWorkers(opts),
+		newInbox(opts),
+	)
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone

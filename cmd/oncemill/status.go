@@ -113,7 +113,7 @@ func showStatus(ctx context.Context, reader *status.Reader, out io.Writer, clear
 		text.WriteString("Nothing is wrong.\n")
 	}
 	for _, p := range problems {
-		text.WriteString(p + "\n")
+		text.WriteString(wrapped(p, columnsOf(out), "  ") + "\n")
 	}
 	_, err = io.WriteString(out, text.String())
 	return len(problems), err
@@ -139,7 +139,10 @@ func statusRows(table io.Writer, s *status.Status, lanes bool) {
 		row("scheduled", "%s, %s due", o.Scheduled, o.Due)
 	}
 	if r := s.Relay; r != nil {
-		row("retrying", "%s, %s behind them, %s keys held", r.Retrying, r.Behind, r.HeldKeys)
+		row("retrying", "%s%s, %s behind them, %s keys held", r.Retrying, since(r.Retrying, r.Oldest), r.Behind, r.HeldKeys)
+		if r.SetAside.N > 0 {
+			row("  set aside", "%s%s", r.SetAside, since(r.SetAside, r.OldestSetAside))
+		}
 		for _, w := range r.Workers {
 			row("relay "+oneLine(w.Name), "%s, %d lanes, up %s", workerState(w), w.Lanes, w.Up)
 		}

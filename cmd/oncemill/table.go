@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -30,17 +29,15 @@ func (t *table) row(cells ...any) {
 }
 
 func (t *table) print(w io.Writer) error {
-	width := 0
-	if file, ok := w.(*os.File); ok {
-		width = terminalWidth(file)
-	}
-	_, err := io.WriteString(w, t.text(width))
+	_, err := io.WriteString(w, t.text(columnsOf(w)))
 	return err
 }
 
 const (
 	tableGap = 2  // between columns
-	leastCut = 10 // no column is cut to fewer characters
+	leastCut = 10 // no column is cut to fewer characters while another is wider
+
+	leastOfAll = 4
 )
 
 // text returns the table for a terminal of so many columns; 0 means any.
@@ -66,17 +63,20 @@ func (t *table) text(terminal int) string {
 	return out.String()
 }
 
-// fit cuts the widest columns until a row fits.
+// fit cuts the widest columns until a row fits: at first none below leastCut, then, on a narrow
+// terminal, none below leastOfAll.
 func fit(widths []int, terminal int) {
 	total := tableGap * (len(widths) - 1)
 	for _, width := range widths {
 		total += width
 	}
-	for ; terminal > 0 && total > terminal; total-- {
-		widest := slices.Index(widths, slices.Max(widths))
-		if widths[widest] <= leastCut {
-			return
+	for _, least := range []int{leastCut, leastOfAll} {
+		for ; terminal > 0 && total > terminal; total-- {
+			widest := slices.Index(widths, slices.Max(widths))
+			if widths[widest] <= least {
+				break
+			}
+			widths[widest]--
 		}
-		widths[widest]--
 	}
 }

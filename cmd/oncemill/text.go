@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // printJSON prints JSON that is safe for terminals. JSON itself escapes only ASCII's
@@ -50,4 +52,37 @@ func oneLine(s string) string {
 		return string(runes[:most-1]) + "…"
 	}
 	return quoted
+}
+
+// wrapped breaks a line between words so that it fits a terminal; 0 columns means any. The lines
+// after the first are indented. What has no space is not broken: it may have to be copied.
+func wrapped(line string, columns int, indent string) string {
+	if columns == 0 || utf8.RuneCountInString(line) <= columns {
+		return line
+	}
+	var out strings.Builder
+	width := 0
+	for i, word := range strings.Split(line, " ") {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case width+1+n > columns && width > len(indent):
+			out.WriteString("\n" + indent)
+			width = len(indent)
+		default:
+			out.WriteByte(' ')
+			width++
+		}
+		out.WriteString(word)
+		width += n
+	}
+	return out.String()
+}
+
+// columnsOf returns the number of columns if w is a terminal, otherwise 0.
+func columnsOf(w io.Writer) int {
+	if file, ok := w.(*os.File); ok {
+		return terminalWidth(file)
+	}
+	return 0
 }

@@ -131,7 +131,7 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 		}
 		l.Edit.Payload = notNull(l.Edit.Payload)
 	}
-	l.Attempts, err = decodeAttempts(attempts)
+	l.Attempts, err = DecodeAttempts(attempts)
 	return l, err
 }
 
@@ -156,7 +156,8 @@ type storedAttempt struct {
 	Text  string `json:"text"`
 }
 
-func decodeAttempts(encoded []byte) ([]Attempt, error) {
+// DecodeAttempts decodes attempts as they are stored, in parked too.
+func DecodeAttempts(encoded []byte) ([]Attempt, error) {
 	var stored []storedAttempt
 	if err := json.Unmarshal(encoded, &stored); err != nil {
 		return nil, fmt.Errorf("decode attempts: %w", err)

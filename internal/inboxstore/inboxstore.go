@@ -56,6 +56,12 @@ type Store interface {
 
 	// DeleteIDs removes those of the ids that are still past retention, and returns how many.
 	DeleteIDs(ctx context.Context, retention time.Duration, ids []OldID) (int64, error)
+	// CountConsumer counts what there is of the consumer, up to so many of each kind.
+	CountConsumer(ctx context.Context, most int) (ConsumerCount, error)
+
+	// HandledAt returns when a message was handled, or declared dead; found is false if the
+	// inbox does not know it.
+	HandledAt(ctx context.Context, id string) (at time.Time, dead, found bool, err error)
 
 	// Consumers returns all consumers that have ids or failure records, in order.
 	Consumers(ctx context.Context) ([]string, error)

@@ -46,7 +46,7 @@ type texts struct {
 	OldIDs, DeleteIDs                                   string
 	FailuresAfter, Consumers, FailingConsumers          string
 	Advance, LastSequence, Retried                      string
-	Now                                                 string
+	Now, CountConsumer, HandledAt                       string
 }
 
 func (s *store) SameFingerprint(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (same bool, err error) {

@@ -14,6 +14,7 @@ type HistoryRow struct {
 	Key       string // empty for an unkeyed message
 	Payload   []byte
 	Metadata  []byte // a JSON object of strings; empty for none
+	Size      int    // of the payload, in bytes
 	CreatedAt time.Time
 	RelayedAt time.Time
 }
@@ -32,6 +33,7 @@ type HistoryFilter struct {
 	Topic      string
 	From, To   time.Time
 	After      HistoryPosition
+	Brief      bool // without payload and metadata; for ListHistory
 	Limit      int
 }
 
@@ -72,7 +74,7 @@ func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
 	for rows.Next() {
 		var r HistoryRow
 		var created, relayed int64
-		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created, &relayed); err != nil {
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &r.Size, &created, &relayed); err != nil {
 			return nil, err
 		}
 		r.CreatedAt, r.RelayedAt = time.UnixMicro(created).UTC(), time.UnixMicro(relayed).UTC()

@@ -35,7 +35,7 @@ type postgresStatements struct {
 	OldestSnapshots, RingLockers                           string
 	CheckSequence, Forged, LastID                          string
 	LockWriters, RepairSequence, RepairScheduled           string
-	Backlog, BacklogScheduled, Estimate                    string
+	Backlog, BacklogScheduled, Estimate, ListWaiting       string
 }
 
 func newPostgres(db *sql.DB, tables names.Names) *postgres {

@@ -22,7 +22,7 @@ func (s *postgres) Now(ctx context.Context) (now time.Time, err error) {
 }
 
 func (s *postgres) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
-	args := append(historyArgs(f), f.After.ID, timeOrNull(f.After.RelayedAt), f.Limit)
+	args := append(historyArgs(f), f.After.ID, timeOrNull(f.After.RelayedAt), f.Limit, f.Brief)
 	return scanHistory(s.db.QueryContext(ctx, s.q.ListHistory, args...))
 }
 

@@ -27,7 +27,7 @@ type sqliteStatements struct {
 	HasExpired, Purge, ArchiveRead, ArchiveDelete string
 	CheckSequence, Forged, LastID, RepairedID     string
 	DeleteSequence, InsertSequence                string
-	Backlog, BacklogScheduled                     string
+	Backlog, BacklogScheduled, ListWaiting        string
 }
 
 func newSQLite(db *sql.DB, tables names.Names) *sqlite {

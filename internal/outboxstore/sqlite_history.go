@@ -51,7 +51,7 @@ func (s *sqlite) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow
 	if f.After.ID > 0 {
 		relayed = f.After.RelayedAt.UnixMicro()
 	}
-	return scanHistory(s.db.QueryContext(ctx, s.q.ListHistory, append(args, f.After.ID, relayed, f.Limit)...))
+	return scanHistory(s.db.QueryContext(ctx, s.q.ListHistory, append(args, f.After.ID, relayed, f.Limit, f.Brief)...))
 }
 
 func (s *sqlite) CountHistory(ctx context.Context, f HistoryFilter) (n int, err error) {

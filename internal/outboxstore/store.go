@@ -103,6 +103,9 @@ type Store interface {
 	// Now returns the database's time, which the times of the history come from.
 	Now(ctx context.Context) (time.Time, error)
 
+	// ListWaiting returns rows of the outbox, in the order of their ids.
+	ListWaiting(ctx context.Context, f WaitingFilter) ([]WaitingRow, error)
+
 	// ListHistory returns rows of the history, in the order of their ids.
 	ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 

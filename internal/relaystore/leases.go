@@ -24,6 +24,9 @@ type Identity struct {
 	Name     string // for operators
 	Ready    bool   // it can work
 	Stopping bool
+	Host     string
+	Version  string // of the program
+	Problem  string // why it is not ready; short, for operators
 }
 
 // Leases are the exclusive, expiring rights of workers to lanes, and the workers that

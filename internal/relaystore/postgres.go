@@ -25,6 +25,7 @@ type postgres struct {
 		Remove, RemoveIntoHistory, CloseDeadLetters, PromoteHeads        string
 		HighestID, DeadLettersBehind, LockDeadLetters, RepairDeadLetters string
 		Waiting, Owners, Workers                                         string
+		Retrying, RetryingTopic, RetryingKey                             string
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // Beat implements [Leases].
 func (s *postgres) Beat(ctx context.Context, me Identity, lanes []int, term time.Duration) (map[int]Renewal, error) {
 	return scanHeld(s.db.QueryContext(ctx, s.q.Beat,
-		me.Owner, me.Name, smallints(lanes), term.Microseconds(), me.Ready, me.Stopping))
+		me.Owner, me.Name, smallints(lanes), term.Microseconds(), me.Ready, me.Stopping, me.Host, me.Version, me.Problem))
 }
 
 // Census implements [Leases].

@@ -27,6 +27,7 @@ type sqlite struct {
 		SetHeadTime, ClearOtherTimes, Replay, CloseDeadLetter            string
 		KeepHistory, CloseDeadLetters, HighestID                         string
 		Waiting, Owners, Workers                                         string
+		Retrying, RetryingTopic, RetryingKey                             string
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // waits only for the transaction that writes now.
 func (s *sqlite) Beat(ctx context.Context, me Identity, lanes []int, term time.Duration) (held map[int]Renewal, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, s.q.BeatWorker, me.Owner, me.Name, term.Microseconds(), me.Ready, me.Stopping); err != nil {
+		if _, err := tx.ExecContext(ctx, s.q.BeatWorker, me.Owner, me.Name, term.Microseconds(), me.Ready, me.Stopping, me.Host, me.Version, me.Problem); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, s.q.BeatLeases, me.Owner, jsonArray(lanes), term.Microseconds()); err != nil {

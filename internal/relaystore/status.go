@@ -11,6 +11,10 @@ type Observations interface {
 	// Waiting counts the messages that wait in parked, up to so many of each kind.
 	Waiting(ctx context.Context, most int) (Waiting, error)
 
+	// Retrying returns messages that wait for their next attempt, those with the earliest
+	// next attempt first. If there are more than 10,000, it looks at some of them.
+	Retrying(ctx context.Context, f RetryingFilter) ([]Retrying, error)
+
 	// Owners returns the owner of each lane.
 	Owners(ctx context.Context) ([]Owner, error)
 
@@ -23,6 +27,11 @@ type Waiting struct {
 	Retrying int64 // with a time for the next attempt
 	HeldKeys int64 // heads of keys that a dead letter holds
 	All      int64 // with those behind others of their keys
+	SetAside int64 // of those in Retrying, those that have used up no attempt
+
+	// The ages of the oldest, since they were written: of those in Retrying and of those in
+	// SetAside.
+	Oldest, OldestSetAside time.Duration
 }
 
 // Owner is who has a lane.
@@ -41,6 +50,9 @@ type Seen struct {
 	Up              time.Duration // since it has started
 	Left            time.Duration // until it counts as gone; negative since then
 	Ready, Stopping bool
+	Host, Version   string        // empty: of a library that does not write them
+	Problem         string        // why it is not ready
+	Heartbeat       time.Duration // since its last heartbeat; negative: not known
 }
 
 func (s *postgres) Waiting(ctx context.Context, most int) (Waiting, error) {
@@ -52,7 +64,9 @@ func (s *sqlite) Waiting(ctx context.Context, most int) (Waiting, error) {
 }
 
 func readWaiting(ctx context.Context, db *sql.DB, text string, most int) (w Waiting, err error) {
-	err = db.QueryRowContext(ctx, text, most).Scan(&w.Retrying, &w.HeldKeys, &w.All)
+	var oldest, aside int64
+	err = db.QueryRowContext(ctx, text, most).Scan(&w.Retrying, &w.HeldKeys, &w.All, &w.SetAside, &oldest, &aside)
+	w.Oldest, w.OldestSetAside = time.Duration(oldest)*time.Microsecond, time.Duration(aside)*time.Microsecond
 	return w, err
 }
 
@@ -87,8 +101,9 @@ func (s *sqlite) Workers(ctx context.Context) ([]Seen, error) {
 func readWorkers(ctx context.Context, db *sql.DB, text string) (all []Seen, err error) {
 	err = eachRow(ctx, db, text, func(rows *sql.Rows) error {
 		var w Seen
-		var up, left int64
-		err := rows.Scan(&w.Owner, &w.Name, &up, &left, &w.Ready, &w.Stopping)
+		var up, left, beat int64
+		err := rows.Scan(&w.Owner, &w.Name, &up, &left, &w.Ready, &w.Stopping, &w.Host, &w.Version, &w.Problem, &beat)
+		w.Heartbeat = time.Duration(beat) * time.Microsecond
 		w.Up, w.Left = time.Duration(up)*time.Microsecond, time.Duration(left)*time.Microsecond
 		all = append(all, w)
 		return err

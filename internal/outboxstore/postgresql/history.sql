@@ -2,9 +2,11 @@
 -- By the index on id of each day, merged: a page reads from where the previous one ended.
 -- Rows added meanwhile may have any id; a page shows its snapshot. Planned for its
 -- parameters at each execution. A condition that is not set thus disappears before a plan
--- is chosen, and times select the days.
+-- is chosen, and times select the days. With $10, contents of
+-- messages are not read.
 select
-	h.lane, h.id, h.topic, h.message_id, h.key, h.payload, h.metadata,
+	h.lane, h.id, h.topic, h.message_id, h.key,
+	case when $10::boolean then '' else h.payload end, case when $10::boolean then '' else h.metadata end, octet_length(h.payload),
 	(date_part('epoch', h.created_at) * 1000000)::bigint, (date_part('epoch', h.relayed_at) * 1000000)::bigint
 from {{outbox_history}} h
 where ($1::bigint[] is null or h.id = any ($1::bigint[]))
@@ -115,7 +117,7 @@ drop table {{outbox_history_#}};
 -- of deleted rows that vacuum has not removed yet; $2 the number of rows, $3 the byte
 -- budget.
 select
-	h.lane, h.id, h.topic, h.message_id, h.key, h.payload, h.metadata,
+	h.lane, h.id, h.topic, h.message_id, h.key, h.payload, h.metadata, octet_length(h.payload),
 	(date_part('epoch', h.created_at) * 1000000)::bigint, (date_part('epoch', h.relayed_at) * 1000000)::bigint
 from (
 	select f.*,

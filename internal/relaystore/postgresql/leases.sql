@@ -10,10 +10,10 @@
 -- scans: relay_leases: it has 33 rows
 -- scans: relay_workers: it has a row for each worker
 with alive as (
-	insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
-	values ($1, $2, clock_timestamp() + $4::bigint * interval '1 microsecond', $5, $6)
+	insert into {{relay_workers}} (owner, name, seen_until, ready, stopping, host, version, problem, seen_at)
+	values ($1, $2, clock_timestamp() + $4::bigint * interval '1 microsecond', $5, $6, $7, $8, $9, clock_timestamp())
 	on conflict (owner) do update
-	set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping
+	set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping, problem = excluded.problem, seen_at = excluded.seen_at
 ), dead as (
 	delete from {{relay_workers}}
 	where owner in (

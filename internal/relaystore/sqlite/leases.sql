@@ -3,10 +3,10 @@
 
 -- name: beat_worker
 -- By primary key.
-insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
-values (?1, ?2, cast(unixepoch('subsec') * 1000000 as integer) + ?3, ?4, ?5)
+insert into {{relay_workers}} (owner, name, seen_until, ready, stopping, host, version, problem, seen_at)
+values (?1, ?2, cast(unixepoch('subsec') * 1000000 as integer) + ?3, ?4, ?5, ?6, ?7, ?8, cast(unixepoch('subsec') * 1000000 as integer))
 on conflict (owner) do update
-set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping;
+set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping, problem = excluded.problem, seen_at = excluded.seen_at;
 
 -- name: beat_leases
 -- By primary key. Owner and epoch stay, so extending an expired lease is right as long
