@@ -30,6 +30,7 @@ const (
 	opUpkeep
 	opArchive
 	opCheck
+	opSteer
 	operations // how many there are
 )
 
@@ -37,6 +38,7 @@ func (o operation) String() string {
 	return [...]string{
 		"reading the outbox", "deleting confirmed messages", "moving messages that failed", "renewing leases",
 		"taking leases", "moving scheduled messages", "upkeep of the tables", "archiving the history", "checking the tables",
+		"reading pauses and commands",
 	}[o]
 }
 
@@ -55,7 +57,7 @@ const maxAbandoned = 16
 // a while.
 //
 // Calls of the upkeep do not count, see upkeepLease. Nor do heartbeats: without them the
-// leases end by themselves.
+// leases end by themselves. Nor do reads of pauses: those read last apply.
 type health struct {
 	full       time.Duration // that a call may take
 	maxSilence time.Duration // without an answer, until the worker is unfit
@@ -199,7 +201,7 @@ func (h *health) recover(now time.Time) bool {
 
 // apart reports whether a kind of operation does not count for a worker's fitness.
 func apart(o operation) bool {
-	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive
+	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive || o == opSteer
 }
 
 // ask makes a database call that ends in time, whether it returns or not; see

@@ -118,6 +118,8 @@ func (e *engine) putBack(m *entry) {
 	switch {
 	case m.lane.draining:
 		m.state = stateWaiting
+	case !e.circuits.inOrder && e.paused.on(m):
+		e.withholdPaused(m)
 	case e.circuits.inOrder:
 		m.state = stateAgain
 		m.lane.repeat = append(m.lane.repeat, m)
@@ -175,7 +177,7 @@ func (e *engine) confirmLate(m *entry, now time.Time) {
 		return
 	default:
 	}
-	e.circuits.purge(func(o *entry) bool { return o == m })
+	e.purge(func(o *entry) bool { return o == m })
 	if m.lane.announced == m {
 		m.lane.cancel()
 	}

@@ -74,8 +74,8 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, shows what waits, looks for faults of the set-up, lists and replays
-dead letters and who did that, deletes what has expired, tests the promises on your own
+committed messages, shows what waits, pauses and resumes what you name, looks for faults of
+the set-up, lists and replays dead letters and who did that, deletes what has expired, tests the promises on your own
 servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
@@ -114,7 +114,7 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newPause(opts), newResume(opts), newRelease(opts), newRetry(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone
