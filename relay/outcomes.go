@@ -90,6 +90,7 @@ func (e *engine) confirm(m *entry, now time.Time) {
 	l.retry.Reset()
 	e.circuits.passedAt = now
 	e.ahead.works(m.Topic)
+	e.paused.passed = max(e.paused.passed, m.sent)
 	if m.failedAt > 0 && e.circuits.becameUnclear != nil {
 		e.circuits.becameUnclear(m, nil)
 	}

@@ -33,6 +33,7 @@ type paused struct {
 	withheld []*entry
 	topics   map[string]bool // those of topics, and those met of sinks: statements pass them over
 	sent     uint64          // the number of the last publish before the pauses last changed
+	passed   uint64          // and of the latest that was confirmed
 }
 
 // mostPausedTopics bounds the topics that statements pass over. Retrying messages of further
@@ -179,7 +180,7 @@ func (e *engine) resumePaused() {
 // nothing else is published, they need not.
 func (e *engine) dispensablePaused(l *lane) bool {
 	c := &e.circuits
-	return !c.sinkDown && c.passed > e.paused.sent || l.otherTopic > 0 && c.worthLooking()
+	return !c.sinkDown && e.paused.passed > e.paused.sent || l.otherTopic > 0 && c.worthLooking()
 }
 
 // setPausedAside moves paused messages of a lane to those retrying, as setAside does with those

@@ -25,7 +25,7 @@ func sinkOf(sink Sink) func(topic string) string {
 // steering tells the loop what operators have paused, and carries out their commands. If a
 // read fails, what was read last applies; before the first one nothing is published.
 func (w *worker) steering(ctx context.Context) error {
-	s := &steering{worker: w}
+	s := &steering{worker: w, released: map[int64]int64{}}
 	for {
 		s.step(ctx)
 		if !sleep.For(ctx, steeringEvery) {
@@ -39,27 +39,39 @@ type steering struct {
 	*worker
 	known bool
 	last  pauses
+
+	released map[int64]int64 // releases that this worker has begun, with the epoch of the lane
 }
 
 func (s *steering) step(ctx context.Context) {
 	found, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) ([]steerstore.Pause, error) { return s.steers.Pauses(ctx, "") })
-	if err == nil {
-		err = s.carryOut(ctx)
-	}
 	switch {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		level, attrs := s.failing.steering.Failed(slog.LevelWarn, err.Error())
+		level, attrs := s.failed(&s.failing.pauses, slog.LevelWarn, err)
 		s.log.Log(ctx, level, "pauses could not be read; those read last apply, and a worker that has read none publishes nothing", append(attrs, "error", err)...)
-		if found == nil {
-			return
-		}
 	default:
-		if attrs, report := s.failing.steering.Over(); report {
+		if attrs, report := s.failing.pauses.Over(); report {
 			s.log.InfoContext(ctx, "pauses are read again", attrs...)
 		}
+		s.tell(ctx, found)
 	}
+	err = s.carryOut(ctx)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		level, attrs := s.failed(&s.failing.commands, slog.LevelWarn, err)
+		s.log.Log(ctx, level, "commands of operators could not be carried out; trying again", append(attrs, "error", err)...)
+	default:
+		if attrs, report := s.failing.commands.Over(); report {
+			s.log.InfoContext(ctx, "commands of operators are carried out again", attrs...)
+		}
+	}
+}
+
+// tell tells the loop what is paused, if that has changed.
+func (s *steering) tell(ctx context.Context, found []steerstore.Pause) {
 	to := pausesOf(found)
 	if s.known && to.equal(&s.last) {
 		return
@@ -67,7 +79,7 @@ func (s *steering) step(ctx context.Context) {
 	if !s.inLoop(ctx, func(e *engine, now time.Time) { e.pause(to, now) }) {
 		return
 	}
-	if s.known || len(found) > 0 {
+	if len(found) > 0 || s.known {
 		s.log.InfoContext(ctx, "pauses changed", "topics", len(to.topics), "sinks", len(to.sinks), "keys", len(to.keys), "lanes", to.countLanes())
 	}
 	s.known, s.last = true, to
@@ -113,5 +125,3 @@ func (p *pauses) countLanes() (n int) {
 	}
 	return n
 }
-
-func (s *steering) carryOut(context.Context) error { return nil }

@@ -55,6 +55,7 @@ type worker struct {
 	observed    relaystore.Observations
 	openLetters func(ctx context.Context, most int) ([]dlqstore.OpenCount, error)
 	steers      steerstore.Store
+	hasten      relaystore.Hasten
 	owner       string
 	log         *slog.Logger
 	met         *metrics
@@ -92,13 +93,14 @@ type worker struct {
 	unfit atomic.Bool
 
 	upkeepLease upkeepLease
+	handovers   handovers
 	renewedAt   atomic.Int64 // when the last heartbeat succeeded, Unix nanoseconds; 0: none has
 }
 
 func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg), durations: newDurations(r.met),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, hasten: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg), durations: newDurations(r.met),
 		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		steers:      steerstore.Open(r.box.DB(), database.Of(r.box.Config().Database)),
 		owner:       rand.Text(),
