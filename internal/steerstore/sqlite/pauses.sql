@@ -1,6 +1,6 @@
 -- name: there
 -- A read of a table that does not exist is an error, and costs nothing.
-select 1
+select 1 as pauses
 
 -- name: pauses
 -- By the primary key, in its order: of one kind or of all.
