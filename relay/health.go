@@ -357,6 +357,9 @@ func (w *worker) notReady() error {
 	if at := w.renewedAt.Load(); at == 0 || time.Since(time.Unix(0, at)) > w.cfg.Lease {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, errNotRenewed)
 	}
+	if !w.pausesKnown.Load() {
+		return fmt.Errorf("relay: worker %s: %w", w.owner, errPausesUnknown)
+	}
 	if s, ok := w.sink.(interface{ Ready() bool }); ok && !s.Ready() {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, errSinkNotReady)
 	}
@@ -364,9 +367,10 @@ func (w *worker) notReady() error {
 }
 
 var (
-	errTables       = errors.New("the tables did not pass their check; see the log")
-	errNotRenewed   = errors.New("the leases could not be renewed for longer than they last")
-	errSinkNotReady = errors.New("the sink does not reach its broker")
+	errTables        = errors.New("the tables did not pass their check; see the log")
+	errNotRenewed    = errors.New("the leases could not be renewed for longer than they last")
+	errPausesUnknown = errors.New("it could not be read yet what operators have paused")
+	errSinkNotReady  = errors.New("the sink does not reach its broker")
 )
 
 // unanswered reports whether an error did not come from the server: nobody knows if the

@@ -83,6 +83,7 @@ func (s *steering) tell(ctx context.Context, found []steerstore.Pause) {
 		s.log.InfoContext(ctx, "pauses changed", "topics", len(to.topics), "sinks", len(to.sinks), "keys", len(to.keys), "lanes", to.countLanes())
 	}
 	s.known, s.last = true, to
+	s.pausesKnown.Store(true)
 }
 
 // inLoop runs fn in the loop, and reports whether it ran.

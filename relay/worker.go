@@ -94,6 +94,9 @@ type worker struct {
 
 	upkeepLease upkeepLease
 	handovers   handovers
+
+	// pausesKnown is set once the pauses were read; nothing is published before.
+	pausesKnown atomic.Bool
 	renewedAt   atomic.Int64 // when the last heartbeat succeeded, Unix nanoseconds; 0: none has
 }
 

@@ -69,9 +69,10 @@ type Target struct {
 	Name string // 1 to 255 bytes of UTF-8 without NUL; of a lane its number
 }
 
-// String returns the kind and the name, quoted if it could be mistaken.
+// String returns the kind and the name, which is quoted and shortened.
 func (t Target) String() string {
-	if t.Kind == Lane {
+	switch t.Kind {
+	case Topic, Sink, Lane, Key, Consumer:
 		return string(t.Kind) + " " + text.Quote(t.Name, mostShown)
 	}
 	return text.Quote(string(t.Kind), mostShown) + " " + text.Quote(t.Name, mostShown)
