@@ -142,6 +142,9 @@ func TestStore_NothingIsPausedWithoutTheTableAndItIsFoundLater(t *testing.T) {
 		_, err := f.Pause(t.Context(), "topic", "orders", ada)
 		must(t, err)
 		for range 2 { // before a table was seen, and after
+			if f.where.Dialect == oncemill.PostgreSQL {
+				f.exec(t, `drop function {{pauses_resume}}(text, text)`)
+			}
 			f.exec(t, `drop table {{lane_commands}}`)
 			f.exec(t, `drop table {{pauses}}`)
 			f.exec(t, `delete from {{migrations}} where set_name = 'steer'`)

@@ -21,8 +21,8 @@ where kind = $1 and name = $2
 
 -- name: lock_pauses
 -- Two operators act one after the other, so that the number of pauses stays below its bound.
--- Nothing else is locked: workers read meanwhile.
-lock table {{pauses}} in share row exclusive mode
+-- Nothing else is locked: workers read meanwhile, and the lock needs no right on the table.
+select pg_advisory_xact_lock('{{pauses}}'::regclass::oid::bigint)
 
 -- name: count_pauses
 -- By the primary key, as many entries as $1. Under lock_pauses.
@@ -41,6 +41,6 @@ values ($1, $2, $3, $4)
 on conflict do nothing
 
 -- name: resume
--- By the primary key. Of two operators, one has resumed it.
-delete from {{pauses}}
-where kind = $1 and name = $2
+-- The migrations define the function, which uses the primary key; its caller needs no right to
+-- delete. Of two operators, one has resumed it.
+select from {{pauses_resume}}($1, $2)

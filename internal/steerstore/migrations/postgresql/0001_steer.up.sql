@@ -20,3 +20,12 @@ create table {{lane_commands}} (
 	asked_at timestamptz not null default clock_timestamp(),
 	unique (lane, action, topic, key)
 );
+
+-- Ends a pause. Who may execute it needs no right to delete, which would include the right to lock
+-- the table against every worker. Served by the primary key; of two operators, one has ended it.
+create function {{pauses_resume}}(text, text) returns setof text
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$ delete from {{pauses}} where kind = $1 and name = $2 returning name $$;
+
+revoke all on function {{pauses_resume}}(text, text) from public;
