@@ -225,7 +225,7 @@ func (e *engine) lookForOtherTopics(now time.Time) *task {
 		return nil
 	}
 	numbers, lanes := e.numbers(func(l *lane) bool {
-		return l.loaded && l.otherTopic == 0 && e.crammed(l) && !(len(e.paused.withheld) > 0 && e.dispensablePaused(l)) &&
+		return l.loaded && l.otherTopic == 0 && e.crammed(l) && (len(e.paused.withheld) == 0 || !e.dispensablePaused(l)) &&
 			!slices.ContainsFunc(e.circuits.topics, func(t *topic) bool { return e.circuits.dispensable(t, l) })
 	})
 	e.tasks.otherTopicsAt = now.Add(otherTopicsEvery)
