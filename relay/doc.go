@@ -36,6 +36,14 @@
 // another program holds on an outbox row delays the deletion of that row, and nothing
 // else.
 //
+// # Pauses
+//
+// Operators can pause topics, sinks ([Route].Name), lanes and keys, and resume them: package steer.
+// A worker learns of that within a second or two. What is in flight then gets its outcome. A paused
+// message uses up no attempt, and its key waits behind it. A worker that cannot read the pauses keeps
+// to those it read last, and publishes nothing before it has read any. Without the tables of package
+// steer nothing is paused.
+//
 // # Where a message is
 //
 // Retrying messages are in the table parked.
