@@ -51,7 +51,7 @@
 //	outbox        not confirmed; a worker that reads it knows it as
 //	                waiting    behind another message of its key
 //	                ready      to be published
-//	                withheld   its topic is unavailable
+//	                withheld   its topic is unavailable, or an operator has paused it
 //	                unclear    it failed, through its own fault or its topic's
 //	                in flight  handed to the sink
 //	                confirmed  to be deleted; skipped while another transaction has it locked
