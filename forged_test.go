@@ -204,7 +204,7 @@ func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 			t.Errorf("nothing was taken of %s: the test shows nothing", some)
 		}
 	}
-	written := []string{"operator insert audit", "operator insert dead_letter_notes"}
+	written := []string{"operator insert audit", "operator insert dead_letter_notes", "operator insert pauses", "operator insert lane_commands"}
 	for what := range taken {
 		words := strings.Fields(what)
 		role, table := words[0], words[2]
@@ -222,7 +222,7 @@ func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 	// Nobody reads or locks what is others'.
 	for role, db := range roles {
 		for _, table := range tables {
-			mine := map[string][]string{"stock": {"inbox", "inbox_failures", "inbox_sequences", "inbox_refused", "dead_letters"}, "operator": {"dead_letters", "dead_letter_notes", "audit"}}[role]
+			mine := map[string][]string{"stock": {"inbox", "inbox_failures", "inbox_sequences", "inbox_refused", "dead_letters", "pauses"}, "operator": {"dead_letters", "dead_letter_notes", "audit", "pauses"}}[role]
 			if !slices.Contains(append(mine, "migrations"), table) {
 				if _, err := db.ExecContext(t.Context(), `select from oncemill.`+table); sqlerr.State(err) != "42501" {
 					t.Errorf("%s reads %s: %v", role, table, err)

@@ -39,7 +39,7 @@ func libraryFiles(t *testing.T) (files []string) {
 var (
 	// Storage packages, and what works on the database itself: migrations, SQLite's
 	// settings and files, the tests of statements, the effects of a probe.
-	storage = regexp.MustCompile(`^(internal/(outbox|relay|dlq|inbox|key|usage|audit|doctor)store/|internal/statements/plantest/|internal/(sqlitetx|turn)/|migrat|sqlite|cmd/oncemill/probe\.go$)`)
+	storage = regexp.MustCompile(`^(internal/(outbox|relay|dlq|inbox|key|usage|audit|doctor|steer)store/|internal/statements/plantest/|internal/(sqlitetx|turn)/|migrat|sqlite|cmd/oncemill/probe\.go$)`)
 
 	statement = regexp.MustCompile(`(?is)^\s*(select\s|insert\s+into|update\s+\S+\s+set|delete\s+from|with\s+\w+\s+as|create\s+(table|index|function)|alter\s+table|lock\s+table|pragma\s|truncate\s+table)`)
 )

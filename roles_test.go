@@ -26,6 +26,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/status"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // shop is a server whose roles have what docs/operations.md grants them.
@@ -104,7 +105,7 @@ func newShop(t *testing.T) *shop {
 			db = s.owner
 			if !migrated {
 				migrated = true
-				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
+				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -316,6 +317,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	if l, err := s.letters.Get(t.Context(), wrong.ID); err != nil || l.State != dlq.StateReplayed || string(l.Edited.Payload) != "right" {
 		t.Errorf("after the edit: %+v, %v", l, err)
 	}
+	s.pauseAsOperator(t, grace)
 	log, err := audit.New(s.operator, audit.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -328,6 +330,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	want := []string{
 		"shop_operator replay", "shop_operator discard", "shop_operator replay", "shop_operator note",
 		"shop_operator restore", "shop_operator discard", "shop_editor replay_edited",
+		"shop_operator consumer.pause", "shop_operator consumer.resume", "shop_operator lane.retry",
 	}
 	if err != nil || !slices.Equal(acts, want) {
 		t.Errorf("audited %q, %v", acts, err)
@@ -336,6 +339,8 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 		`delete from oncemill.audit`, `update oncemill.audit set reason = 'another'`, `truncate oncemill.audit`,
 		`insert into oncemill.audit (actor, action, subject, at) values ('x', 'x', 'x', 'yesterday')`,
 		`insert into oncemill.audit (actor, action, subject, db_role) values ('x', 'x', 'x', 'shop_owner')`,
+		`update oncemill.pauses set actor = 'another'`, `truncate oncemill.pauses`, `delete from oncemill.lane_commands`,
+		`insert into oncemill.pauses (kind, name, actor, since) values ('topic', 'x', 'x', 'yesterday')`,
 		`delete from oncemill.dead_letter_notes`, `update oncemill.dead_letter_notes set text = 'another'`,
 	} {
 		for role, db := range map[string]*sql.DB{"operator": s.operator, "editor": s.editor, "stock": s.stock, "producer": s.producer} {
@@ -447,7 +452,39 @@ func TestRoles_AnObserverSeesHowMuchWaits(t *testing.T) {
 		}
 	}
 	seen, err = look(s.producer)
-	if want := []string{"outbox", "relay", "dead letters", "idempotency keys"}; err != nil || !slices.Equal(seen.Forbidden, want) {
+	if want := []string{"outbox", "relay", "dead letters", "pauses", "idempotency keys"}; err != nil || !slices.Equal(seen.Forbidden, want) {
 		t.Errorf("a producer may not read %v, want %v, %v", seen.Forbidden, want, err)
+	}
+}
+
+// pauseAsOperator pauses and resumes a consumer, which may see that and no more.
+func (s *shop) pauseAsOperator(t *testing.T, by dlq.Act) {
+	t.Helper()
+	control, err := steer.New(s.operator, steer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, act := steer.Target{Kind: steer.Consumer, Name: "stock"}, steer.Act{By: by.By, Reason: "a test"}
+	if err := control.Pause(t.Context(), target, act); err != nil {
+		t.Fatal(err)
+	}
+	for role, db := range map[string]*sql.DB{"operator": s.operator, "consumer": s.stock, "observer": s.observer} {
+		reader, err := steer.New(db, steer.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list, err := reader.List(t.Context()); err != nil || len(list) != 1 || list[0].By != by.By {
+			t.Errorf("the %s sees %+v, %v", role, list, err)
+		}
+	}
+	consumer, err := steer.New(s.stock, steer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := consumer.Resume(t.Context(), target, act); sqlerr.State(err) != "42501" {
+		t.Errorf("a consumer resumes itself: %v", err)
+	}
+	if err := errors.Join(control.Resume(t.Context(), target, act), control.Retry(t.Context(), steer.Selection{Key: "k"}, act)); err != nil {
+		t.Error(err)
 	}
 }

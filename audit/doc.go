@@ -4,9 +4,10 @@
 //	...
 //	entries, err := log.List(ctx, audit.Filter{By: "ada", Since: time.Now().Add(-24 * time.Hour)})
 //
-// Each act of package dlq (replay, edit, discard, restore, note, import) and of
-// idempotency.Admin (settle, release, erase) writes its entries in its own transaction:
-// there is no act without its entries, and no entry of an act that did not happen. What workers do by themselves is not an act.
+// Each act of package dlq (replay, edit, discard, restore, note, import), of package steer
+// (pause, resume, retry, release) and of idempotency.Admin (settle, release, erase) writes its
+// entries in its own transaction: there is no act without its entries, and no entry of an act
+// that did not happen. What workers do by themselves is not an act.
 //
 // # Migrations
 //

@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill/internal/doctorstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // Severity is how bad a finding is.
@@ -172,7 +173,7 @@ func (d *Doctor) Check(ctx context.Context) ([]Finding, error) {
 
 // sets are those with tables.
 func sets() []oncemill.Migrations {
-	return []oncemill.Migrations{outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
+	return []oncemill.Migrations{outbox.Migrations, relay.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
 }
 
 // tables notes which tables exist and are current.

@@ -109,6 +109,9 @@ const (
 
 // once makes one attempt, after the gate has let it through.
 func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome, f fate, err error) {
+	if err := in.awaitResumed(ctx); err != nil { // it may have been paused since the last attempt
+		return outcomeWaiting, fateEnded, err
+	}
 	probe, err := in.gate.enter(ctx)
 	if err != nil {
 		return outcomeWaiting, fateEnded, err

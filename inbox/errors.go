@@ -9,7 +9,7 @@ import (
 
 var (
 	// ErrNoMessageID is returned for a message without an id, because all such messages
-	// would look the same. Nothing was sent to the database. Have the producer set the
+	// would look the same. Nothing of it was sent to the database. Have the producer set the
 	// Watermill UUID or the AMQP message id, or set Config.ID.
 	ErrNoMessageID = errors.New("inbox: the message has no id; set the Watermill UUID or Config.ID")
 
@@ -19,6 +19,11 @@ var (
 	// row here. The message is not at fault; the redelivery finds out what happened. Delay
 	// it if you can.
 	ErrBeingHandled = inboxstore.ErrBeingHandled
+
+	// ErrPaused is returned for a delivery that was held for 20 min, or until its context
+	// ended, because an operator has paused its consumer (package steer). The message is not
+	// at fault, nothing was counted, and it is to be delivered again. Delay it if you can.
+	ErrPaused = errors.New("inbox: the consumer is paused")
 
 	// ErrNoDeadLetters is returned by Refuse when Config.DeadLetters is not set.
 	ErrNoDeadLetters = errors.New("inbox: dead letters are not configured; set Config.DeadLetters")

@@ -66,6 +66,9 @@ func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerF
 // and decoded. Until then it has no id, and leaves no record under one that may be
 // another's.
 func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.HandlerFunc, try attempt) error {
+	if err := in.awaitResumed(ctx); err != nil {
+		return err
+	}
 	w := &work{msg: msg, uuid: msg.UUID, handler: h}
 	began := time.Now()
 	ctx = in.tracing.begin(ctx, w, in.topicOf(ctx))

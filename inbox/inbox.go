@@ -26,6 +26,7 @@ import (
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/inboxstore"
+	"github.com/oncemill/oncemill/internal/steerstore"
 	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
@@ -205,6 +206,8 @@ type Inbox struct {
 	gaps      gaps
 
 	perHandler atomic.Bool // PerHandler was called
+	parent     string      // of a handler: the consumer of its inbox
+	pauses     *pauses
 
 	mu      sync.Mutex
 	derived []*Inbox // of handlers; see PerHandler
@@ -306,6 +309,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.Replays != nil {
 		in.replayer = &replayer{in: in, published: map[int64]publishedLetter{}}
 	}
+	in.pauses = &pauses{store: steerstore.Open(db, resolved)}
 	in.reset(jitter)
 	return in, nil
 }

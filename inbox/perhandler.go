@@ -48,6 +48,7 @@ func (in *Inbox) derive(ctx context.Context) (*Inbox, error) {
 	if err != nil {
 		return nil, err
 	}
+	own.parent = in.cfg.Consumer
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.derived = append(in.derived, own)

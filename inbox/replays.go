@@ -136,7 +136,7 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 			return replayed, errors.Join(append(errs, err)...)
 		}
 		for _, l := range page {
-			if !r.in.caresFor(l.Consumer) {
+			if !r.in.caresFor(l.Consumer) || r.in.isPaused(ctx, l.Consumer) {
 				continue
 			}
 			last, before := r.published[l.ID]

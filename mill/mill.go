@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // Mill is the assembly of one service. Its methods are safe for concurrent use.
@@ -151,7 +152,7 @@ func (m *Mill) Migrations() []oncemill.Migrations {
 		sets = append(sets, outbox.Migrations)
 	}
 	if m.worker != nil || len(m.consumers) > 0 {
-		sets = append(sets, audit.Migrations, dlq.Migrations)
+		sets = append(sets, audit.Migrations, steer.Migrations, dlq.Migrations)
 	}
 	if m.worker != nil {
 		sets = append(sets, relay.Migrations)

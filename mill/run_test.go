@@ -91,8 +91,8 @@ func TestRun_CreatesTheTablesThatAreUsed(t *testing.T) {
 	}{
 		"keys":     {mill.Config{Idempotency: &idempotency.Config{Scope: idempotency.SingleTenant()}}, []string{"idempotency"}},
 		"outbox":   {mill.Config{Outbox: &outbox.Config{}}, []string{"outbox"}},
-		"relay":    {mill.Config{Outbox: &outbox.Config{}, Sink: relay.FromPublisher(&channel{})}, []string{"audit", "dlq", "outbox", "relay"}},
-		"consumer": {mill.Config{Consumers: []mill.Consumer{stock()}}, []string{"audit", "dlq", "inbox"}},
+		"relay":    {mill.Config{Outbox: &outbox.Config{}, Sink: relay.FromPublisher(&channel{})}, []string{"audit", "dlq", "outbox", "relay", "steer"}},
+		"consumer": {mill.Config{Consumers: []mill.Consumer{stock()}}, []string{"audit", "dlq", "inbox", "steer"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -95,6 +95,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 			a.Not = append(a.Not, t.name)
 		}
 	}
+	a.Not = e.paused.passOver(a.Not)
 	for topic := range e.ahead.working {
 		if !slices.Contains(a.Not, topic) {
 			a.Topics = append(a.Topics, topic)
@@ -152,7 +153,7 @@ func (l *lane) appendStuck(keys []string) []string {
 
 // waits reports whether messages that cannot be published may be in front in a lane.
 func (e *engine) waits(l *lane) bool {
-	return len(e.circuits.topics) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
+	return len(e.circuits.topics) > 0 || len(e.paused.withheld) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
 }
 
 // roomAhead reports whether a lane has room for the rows of a look-ahead, separate from

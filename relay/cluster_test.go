@@ -91,7 +91,7 @@ func (c *cluster) beat(t *testing.T, m *member) {
 		}
 	}
 	mayHold := func(lane int) bool { return m.unfit[lane] <= c.now && !slices.Contains(released, lane) }
-	s := divide(m.Owner, peers, leases, active, mayHold, shareTerm*time.Second)
+	s := divide(m.Owner, peers, leases, active, mayHold, nil, shareTerm*time.Second)
 	c.check(t, m, active, s)
 	for _, lane := range s.give {
 		m.drains[lane] = c.now + c.rng.IntN(shareDelay+1)

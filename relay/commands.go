@@ -13,6 +13,7 @@ func (e *engine) lookForCommands(now time.Time) *task {
 		return nil
 	}
 	e.circuits.sweep(now) // this interval is enough
+	e.gatherPaused()
 	numbers, _ := e.numbers(func(l *lane) bool { return l.loaded && !l.draining })
 	var found []relaystore.Command
 	return &task{
@@ -64,7 +65,7 @@ func (e *engine) receive(l *lane, cmd relaystore.Command) {
 	for m := c.head; m != nil; m = m.next {
 		switch m.state {
 		case stateWithheld, stateUnclear:
-			e.circuits.purge(func(o *entry) bool { return o == m })
+			e.purge(func(o *entry) bool { return o == m })
 			m.state, m.failedAt = stateWaiting, 0
 		case stateReady, stateAgain:
 			m.state = stateWaiting

@@ -36,6 +36,14 @@
 // another program holds on an outbox row delays the deletion of that row, and nothing
 // else.
 //
+// # Pauses
+//
+// Operators can pause topics, sinks ([Route].Name), lanes and keys, and resume them: package steer.
+// A worker learns of that within a second or two. What is in flight then gets its outcome. A paused
+// message uses up no attempt, and its key waits behind it. A worker that cannot read the pauses keeps
+// to those it read last, and publishes nothing before it has read any. Without the tables of package
+// steer nothing is paused.
+//
 // # Where a message is
 //
 // Retrying messages are in the table parked.
@@ -43,7 +51,7 @@
 //	outbox        not confirmed; a worker that reads it knows it as
 //	                waiting    behind another message of its key
 //	                ready      to be published
-//	                withheld   its topic is unavailable
+//	                withheld   its topic is unavailable, or an operator has paused it
 //	                unclear    it failed, through its own fault or its topic's
 //	                in flight  handed to the sink
 //	                confirmed  to be deleted; skipped while another transaction has it locked

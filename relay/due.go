@@ -102,7 +102,7 @@ func (e *engine) lookForDue(now time.Time) *task {
 			return func() { found, took, lacking, brought = there, spent, large, bytes }, err
 		},
 		done: func(now time.Time) {
-			e.due.passedOver = req.ExceptTopics
+			e.due.passedOver = slices.DeleteFunc(slices.Clone(req.ExceptTopics), e.paused.topic) // a resumption looks by itself
 			if req.Heads >= dueHeads {
 				e.due.heads = nextHeads(req.Heads, found.Rows)
 			}
@@ -149,11 +149,11 @@ func (e *engine) lookForDue(now time.Time) *task {
 // dueRequest returns what to look for, and in which lanes. full and skipped report that
 // there are others, without room or not to be looked at now.
 func (e *engine) dueRequest(now time.Time, allowed int) (req relaystore.DueRequest, lanes []*lane, full, skipped bool) {
-	req = relaystore.DueRequest{ExceptTopics: e.circuits.passOver(now), Heads: min(max(dueHeads, e.due.heads), allowed), AfterTopic: e.due.after, Topics: dueTopics, Bytes: e.due.bytes.size, Inline: e.due.inline}
+	req = relaystore.DueRequest{ExceptTopics: e.paused.passOver(e.circuits.passOver(now)), Heads: min(max(dueHeads, e.due.heads), allowed), AfterTopic: e.due.after, Topics: dueTopics, Bytes: e.due.bytes.size, Inline: e.due.inline}
 	req.Rows = dueRows * dueHeads / req.Heads
 	for _, l := range e.lanes {
 		switch {
-		case l == nil, l.draining:
+		case l == nil, l.draining, l.paused:
 			continue
 		case now.After(l.trusted):
 			l.overlooked, skipped = true, true

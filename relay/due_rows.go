@@ -59,6 +59,9 @@ func (e *engine) retryingRoom(l *lane) (r room, known []outboxstore.Known) {
 			continue
 		}
 		known = append(known, outboxstore.Known{ID: m.ID, CreatedAt: m.CreatedAt})
+		if m.state == stateWithheld && e.paused.on(m) {
+			continue
+		}
 		if t := e.circuits.find(m.Topic); m.state != stateWithheld || t == nil || t.state != circuitOpen {
 			r.rows--
 			r.bytes -= m.size()

@@ -23,20 +23,22 @@ type limits struct {
 	pollMax        time.Duration
 	order          Order
 	attempts       Retry
-	dropUnroutable func(topic string) bool // nil: refuse
-	owner          string                  // the worker's
-	draw           draw                    // nil: at random
-	reachable      func() bool             // whether the sink reaches its broker; nil: it cannot report it
-	mostUnclear    int                     // kept in memory at most; 0: maxUnclear
-	mostTopics     int                     // in trouble, kept in memory at most while the sink works; 0: maxTopics
-	mostWaiting    int                     // entries of one key before reads pass it over; 0: maxWaiting
-	sweepFrom      int                     // followers of one key before it is swept; 0: sweepFrom
-	quickRead      time.Duration           // after a read that takes no longer the next one may bring twice as much; 0: quickRead
-	slowRead       time.Duration           // a read that takes longer has busy keys swept; 0: slowRead
-	aheadEvery     time.Duration           // how often to look ahead; 0: aheadEvery
-	aheadScan      int                     // rows of the table in one such look; 0: aheadScan
-	aheadLook      int                     // rows of each lane to choose from; 0: aheadLook
-	postponed      time.Duration           // shortest wait of what failed without using up an attempt; 0: postponeLeast
+	dropUnroutable func(topic string) bool   // nil: refuse
+	owner          string                    // the worker's
+	draw           draw                      // nil: at random
+	reachable      func() bool               // whether the sink reaches its broker; nil: it cannot report it
+	mostUnclear    int                       // kept in memory at most; 0: maxUnclear
+	mostTopics     int                       // in trouble, kept in memory at most while the sink works; 0: maxTopics
+	mostWaiting    int                       // entries of one key before reads pass it over; 0: maxWaiting
+	sweepFrom      int                       // followers of one key before it is swept; 0: sweepFrom
+	quickRead      time.Duration             // after a read that takes no longer the next one may bring twice as much; 0: quickRead
+	slowRead       time.Duration             // a read that takes longer has busy keys swept; 0: slowRead
+	aheadEvery     time.Duration             // how often to look ahead; 0: aheadEvery
+	aheadScan      int                       // rows of the table in one such look; 0: aheadScan
+	aheadLook      int                       // rows of each lane to choose from; 0: aheadLook
+	awaitPauses    bool                      // publish nothing before the first call of pause
+	sinkOf         func(topic string) string // the name of a topic's sink; nil: there is one
+	postponed      time.Duration             // shortest wait of what failed without using up an attempt; 0: postponeLeast
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It does no
@@ -52,6 +54,7 @@ type limits struct {
 //	publish.go           takes it, if its lane and the window have room
 //	circuit.go, probe.go withhold it while its topic is unavailable; trouble.go, stuck.go
 //	                     bound the memory that takes
+//	pauses.go            withholds it while an operator has paused its topic, sink or key
 //	isolation.go         sends it in its lane's turn, or alone, if the lane's workers have died
 //	loop.go              hands it to the sink, and its outcome back
 //	outcomes.go          confirmed: removal.go deletes it
@@ -71,6 +74,7 @@ type engine struct {
 	ahead      ahead      // reading past messages that wait
 	publishing publishing // what is handed to the sink
 	circuits   circuits   // which topics may be published, and who probes
+	paused     paused     // what operators have paused
 	isolation  isolation  // which lane has the turn to send, after crashes
 	removals   removals   // confirmed messages, to be deleted
 	tasks      tasks      // reads and writes of retrying messages and dead letters
@@ -103,6 +107,7 @@ func newEngine(l limits) *engine {
 			mostTopics: l.mostTopics, mostUnclear: l.mostUnclear, reachable: l.reachable,
 		},
 		removals: newRemovals(l),
+		paused:   paused{unknown: l.awaitPauses, sinkOf: l.sinkOf},
 		due:      due{bytes: pace{size: firstDueBytes, least: leastDueBytes, most: mostDueBytes}},
 	}
 }
@@ -116,6 +121,7 @@ func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 		l.unsureUntil = trusted.Add(clockSkew) // rows of before that may have been sent
 	}
 	l.retry = drawnBackOff(e.limits.draw)
+	l.paused = e.paused.now.lanes[number]
 	if e.circuits.inOrder {
 		e.publishing.terms++
 		l.term = e.publishing.terms
@@ -179,7 +185,7 @@ func (e *engine) drop(number int) {
 		e.lanes[number] = nil
 		l.draining, l.failing, l.followers = true, nil, nil
 		e.leaving = append(e.leaving, l)
-		e.circuits.purge(func(m *entry) bool { return m.lane == l })
+		e.purge(func(m *entry) bool { return m.lane == l })
 	}
 }
 
@@ -202,7 +208,7 @@ func (e *engine) forgetUnsent() {
 			l.forgetUnsent()
 		}
 	}
-	e.circuits.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
+	e.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
 }
 
 // wakeAt returns the time at which something is to be done even without an event.

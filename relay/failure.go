@@ -17,6 +17,7 @@ const (
 	classSlow = "unanswered" // never confirmed in time, while others were
 
 	classUnavailable = "unavailable" // the message is not blamed: set aside
+	classPaused      = "paused"      // nor here
 )
 
 // class returns the class of a refusal of m.

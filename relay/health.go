@@ -30,6 +30,7 @@ const (
 	opUpkeep
 	opArchive
 	opCheck
+	opSteer
 	operations // how many there are
 )
 
@@ -37,6 +38,7 @@ func (o operation) String() string {
 	return [...]string{
 		"reading the outbox", "deleting confirmed messages", "moving messages that failed", "renewing leases",
 		"taking leases", "moving scheduled messages", "upkeep of the tables", "archiving the history", "checking the tables",
+		"reading pauses and commands",
 	}[o]
 }
 
@@ -55,7 +57,7 @@ const maxAbandoned = 16
 // a while.
 //
 // Calls of the upkeep do not count, see upkeepLease. Nor do heartbeats: without them the
-// leases end by themselves.
+// leases end by themselves. Nor do reads of pauses: those read last apply.
 type health struct {
 	full       time.Duration // that a call may take
 	maxSilence time.Duration // without an answer, until the worker is unfit
@@ -199,7 +201,7 @@ func (h *health) recover(now time.Time) bool {
 
 // apart reports whether a kind of operation does not count for a worker's fitness.
 func apart(o operation) bool {
-	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive
+	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive || o == opSteer
 }
 
 // ask makes a database call that ends in time, whether it returns or not; see
@@ -355,6 +357,9 @@ func (w *worker) notReady() error {
 	if at := w.renewedAt.Load(); at == 0 || time.Since(time.Unix(0, at)) > w.cfg.Lease {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, errNotRenewed)
 	}
+	if !w.pausesKnown.Load() {
+		return fmt.Errorf("relay: worker %s: %w", w.owner, errPausesUnknown)
+	}
 	if s, ok := w.sink.(interface{ Ready() bool }); ok && !s.Ready() {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, errSinkNotReady)
 	}
@@ -362,9 +367,10 @@ func (w *worker) notReady() error {
 }
 
 var (
-	errTables       = errors.New("the tables did not pass their check; see the log")
-	errNotRenewed   = errors.New("the leases could not be renewed for longer than they last")
-	errSinkNotReady = errors.New("the sink does not reach its broker")
+	errTables        = errors.New("the tables did not pass their check; see the log")
+	errNotRenewed    = errors.New("the leases could not be renewed for longer than they last")
+	errPausesUnknown = errors.New("it could not be read yet what operators have paused")
+	errSinkNotReady  = errors.New("the sink does not reach its broker")
 )
 
 // unanswered reports whether an error did not come from the server: nobody knows if the

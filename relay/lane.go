@@ -97,6 +97,7 @@ type lane struct {
 	retryAt    time.Time
 
 	draining bool // finish what is in flight, take nothing new
+	paused   bool // by an operator: read and send nothing
 }
 
 func (l *lane) hasRetryingKeys() bool {

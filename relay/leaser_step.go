@@ -200,7 +200,7 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 		}
 		return have.mayHold[lane]
 	}
-	share := divide(s.owner, peers, leases, have.active, mayHold, s.cfg.Lease)
+	share := divide(s.owner, peers, leases, s.handovers.keepFirst(have.active), mayHold, s.handovers.all(), s.cfg.Lease)
 	if len(share.give) > 0 {
 		s.call(ctx, func(e *engine, _ time.Time) {
 			for _, number := range share.give {

@@ -34,7 +34,7 @@ func (w *worker) loop(ctx context.Context) error {
 		window: window, laneRows: w.cfg.Batch, quickRead: w.health.full / 4, laneBytes: laneBytes, removeRows: removeRows,
 		linger: linger, lease: w.cfg.Lease, reserve: w.cfg.Lease / 3, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
 		order: w.cfg.Order, attempts: w.cfg.Retry, dropUnroutable: w.cfg.DropUnroutable, owner: w.owner,
-		reachable: reachable,
+		reachable: reachable, awaitPauses: true, sinkOf: sinkOf(w.sink),
 	})
 	e.circuits.changed = func(topic string, cause error) {
 		w.failing.topics.changed(ctx, w.log, topic, cause)

@@ -93,6 +93,7 @@ func (e *engine) confirm(m *entry, now time.Time) {
 	l.retry.Reset()
 	e.circuits.passedAt = now
 	e.ahead.works(m.Topic)
+	e.paused.passed = max(e.paused.passed, m.sent)
 	if m.failedAt > 0 && e.circuits.becameUnclear != nil {
 		e.circuits.becameUnclear(m, nil)
 	}
@@ -121,6 +122,8 @@ func (e *engine) putBack(m *entry) {
 	switch {
 	case m.lane.draining:
 		m.state = stateWaiting
+	case !e.circuits.inOrder && e.paused.on(m):
+		e.withholdPaused(m)
 	case e.circuits.inOrder:
 		m.state = stateAgain
 		m.lane.repeat = append(m.lane.repeat, m)
@@ -178,7 +181,7 @@ func (e *engine) confirmLate(m *entry, now time.Time) {
 		return
 	default:
 	}
-	e.circuits.purge(func(o *entry) bool { return o == m })
+	e.purge(func(o *entry) bool { return o == m })
 	if m.lane.announced == m {
 		m.lane.cancel()
 	}

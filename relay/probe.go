@@ -81,6 +81,14 @@ func (e *engine) freshProbeOf(now time.Time, fits func(*lane) bool) *entry {
 			continue
 		}
 		for m := l.ready.next(); m != nil; m = l.ready.next() {
+			if e.paused.on(m) {
+				if e.circuits.inOrder {
+					break
+				}
+				l.ready.drop()
+				e.withholdPaused(m)
+				continue
+			}
 			if t := e.circuits.find(m.Topic); !e.circuits.inOrder && t != nil && t.state == circuitOpen {
 				l.ready.drop()
 				e.circuits.withhold(m)
@@ -106,7 +114,7 @@ func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
 		return nil
 	}
 	m := t.unclear[0]
-	if m.state != stateUnclear || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.probesInTurn(m, now) {
+	if m.state != stateUnclear || e.paused.on(m) || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.probesInTurn(m, now) {
 		return nil
 	}
 	return m
@@ -116,7 +124,7 @@ func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
 // waited longest, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now time.Time) *entry {
 	for i, m := range t.withheld {
-		if m.state == stateWithheld && !m.hollow && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
+		if m.state == stateWithheld && !m.hollow && !e.paused.on(m) && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
 			t.withheld = slices.Delete(t.withheld, i, i+1)
 			return m
 		}
@@ -129,7 +137,7 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 		if l == nil || !e.mayPublish(l, now) || l.announced != nil || l.inFlight > 0 {
 			continue
 		}
-		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && e.probesInTurn(m, now) {
+		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && !e.paused.on(m) && e.probesInTurn(m, now) {
 			l.ready.drop()
 			return m
 		}
@@ -140,7 +148,7 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 // refetchProbe reads again a message that could probe if it had its payload.
 func (e *engine) refetchProbe(t *topic, now time.Time) {
 	for _, m := range t.withheld {
-		if m.state == stateWithheld && m.hollow && e.mayPublish(m.lane, now) {
+		if m.state == stateWithheld && m.hollow && !e.paused.on(m) && e.mayPublish(m.lane, now) {
 			m.lane.refetch = true
 			return
 		}

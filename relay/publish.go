@@ -14,6 +14,9 @@ type publishing struct {
 // due at deadline, or nothing. A lane publishes only while its lease can be trusted for
 // some time: the deadline is reached only if the lease is renewed.
 func (e *engine) nextPublish(now, deadline time.Time) []*entry {
+	if e.paused.unknown {
+		return nil
+	}
 	free := e.limits.window - e.publishing.inFlight
 	if e.circuits.room > 0 && e.circuits.room < e.limits.window {
 		free = e.circuits.room - e.publishing.inFlight
@@ -56,7 +59,7 @@ func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
 }
 
 func (e *engine) mayPublish(l *lane, now time.Time) bool {
-	return l.loaded && !l.draining && !now.Add(e.limits.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
+	return l.loaded && !l.draining && !l.paused && !now.Add(e.limits.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
 		l.alone == nil && !l.mustClear && !l.restarting
 }
 
@@ -75,6 +78,14 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 	var taken []*entry
 	for len(taken) < most {
 		m := l.ready.next()
+		if m != nil && e.paused.on(m) {
+			if e.circuits.inOrder {
+				break
+			}
+			l.ready.drop()
+			e.withholdPaused(m)
+			continue
+		}
 		if m == nil || e.ahead.holds(m, now) {
 			break
 		}

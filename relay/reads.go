@@ -75,7 +75,7 @@ func (e *engine) nextRead(now time.Time) *read {
 	}
 	wanting = e.reads.narrow(wanting)
 	rows := e.reads.rowsEach(len(wanting), e.limits.laneRows)
-	r := &read{ReadRequest: outboxstore.ReadRequest{Rows: rows, Bytes: e.limits.laneBytes / e.limits.laneRows * rows, Hollow: e.circuits.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
+	r := &read{ReadRequest: outboxstore.ReadRequest{Rows: rows, Bytes: e.limits.laneBytes / e.limits.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
 	for _, l := range wanting {
 		l.reading, l.keyFreed, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
@@ -195,7 +195,7 @@ const maxEntries = 8
 // to publish, and how many lanes are held.
 func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int) {
 	for _, l := range e.lanes {
-		if l == nil {
+		if l == nil || l.paused {
 			continue
 		}
 		held++
@@ -203,7 +203,7 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
 			l.ready.len() > e.limits.laneRows/2,
 			l.bytes >= e.limits.laneBytes && !e.relieve(l, now), len(l.failing) >= e.limits.laneRows, len(l.entries)-l.locked >= maxEntries*e.limits.laneRows,
-			len(l.entries) >= e.limits.laneRows/2 && len(e.circuits.topics) == 0 && l.nothingToSend() && now.Sub(l.readBegan) < readAgain:
+			len(l.entries) >= e.limits.laneRows/2 && len(e.circuits.topics)+len(e.paused.withheld) == 0 && l.nothingToSend() && now.Sub(l.readBegan) < readAgain:
 			continue
 		}
 		lanes = append(lanes, l)

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,10 +13,16 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Route sends the messages of some topics to a sink.
 type Route struct {
+	// Name is what operators call the sink of this route when they pause it (package steer,
+	// oncemill pause sink). Several routes may have one name; they are paused together. At
+	// most 255 bytes. Default: Topics.
+	Name string
+
 	// Topics is a pattern over the segments of a topic, which are separated by dots. A
 	// segment matches itself, and * matches any one segment, empty or not. # is allowed
 	// only at the end and matches zero or more remaining segments:
@@ -48,7 +55,8 @@ type Router struct {
 type route struct {
 	segments []string // without the closing #
 	rest     bool     // the pattern ends in #
-	sink     int      // in Router.sinks
+	name     string
+	sink     int // in Router.sinks
 }
 
 // NewRouter returns a router over routes, in their order. All mistakes are reported at
@@ -66,6 +74,10 @@ func NewRouter(routes ...Route) (*Router, error) {
 			errs = append(errs, &oncemill.ConfigError{Field: fmt.Sprintf("relay.NewRouter routes[%d].%s", i, field), Value: value, Problem: problem})
 		}
 		made, problem := parseRoute(given.Topics)
+		made.name = cmp.Or(given.Name, given.Topics)
+		if problem := text.Check(given.Name, maxSinkName); problem != "" {
+			bad("Name", text.Quote(given.Name, 50), problem)
+		}
 		switch {
 		case problem != "":
 			bad("Topics", strconv.Quote(given.Topics), problem)
@@ -182,6 +194,19 @@ func (r *Router) sinkOf(topic string) int {
 		}
 	}
 	return -1
+}
+
+// maxSinkName is the longest name that can be paused.
+const maxSinkName = 255
+
+// SinkOf returns the name of the route that a topic takes, empty for none.
+func (r *Router) SinkOf(topic string) string {
+	for i := range r.routes {
+		if r.routes[i].matches(topic) {
+			return r.routes[i].name
+		}
+	}
+	return ""
 }
 
 func parseRoute(pattern string) (made route, problem string) {

@@ -28,7 +28,11 @@ type shares struct {
 // gives back what it has above the share rounded up. So a fair division is left alone,
 // and lanes do not wander. The upkeep goes to the first worker that takes it. A worker
 // that may not hold it takes it only if no other one has for a fifth of a lease.
-func divide(me string, peers []relaystore.Worker, leases []relaystore.Lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
+//
+// An operator may have had a worker give a lane back (handovers: lanes, and who did). Another
+// worker takes that one whatever its share, and that worker does only if it is alone, or if nobody
+// has for longer than a lease.
+func divide(me string, peers []relaystore.Worker, leases []relaystore.Lease, held []int, mayHold func(lane int) bool, handovers map[int]string, term time.Duration) shares {
 	anyReady := false
 	for _, p := range peers {
 		anyReady = anyReady || p.Ready && !p.Stopping
@@ -60,9 +64,10 @@ func divide(me string, peers []relaystore.Worker, leases []relaystore.Lease, hel
 			s.upkeep = l.Left < 0 && (mayHold(l.Lane) || count == 1 || l.Left < -term/5)
 		case l.Left >= 0:
 			counts[l.Owner]++
+		case handovers[l.Lane] == me && count > 1 && l.Left >= -term: // for another one
 		case mayHold(l.Lane):
 			free = append(free, l.Lane)
-			if l.Left < -term {
+			if by := handovers[l.Lane]; l.Left < -term || by != "" && by != me {
 				orphaned = append(orphaned, l.Lane)
 			}
 		}

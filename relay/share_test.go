@@ -139,7 +139,7 @@ func TestDivide(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := divide("me", test.peers, test.leases, test.held, func(int) bool { return true }, term)
+			got := divide("me", test.peers, test.leases, test.held, func(int) bool { return true }, nil, term)
 			if len(got.take) == 0 {
 				got.most = 0 // of nothing
 			}
@@ -160,7 +160,7 @@ func TestDivide(t *testing.T) {
 		"and does not count those that stop":                            {[]relaystore.Worker{me, {Owner: "other", Ready: true, Stopping: true}}, -1, true},
 		"it does not take what another has, though it may hold nothing": {[]relaystore.Worker{me}, 1, false},
 	} {
-		if got := divide("me", test.peers, upkeep(test.left), lanes(0, 32), nothing, term); got.upkeep != test.want {
+		if got := divide("me", test.peers, upkeep(test.left), lanes(0, 32), nothing, nil, term); got.upkeep != test.want {
 			t.Errorf("%s: %t", name, got.upkeep)
 		}
 	}

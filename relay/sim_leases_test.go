@@ -122,4 +122,6 @@ func (s *simulation) crash(w *simWorker) {
 	}
 	w.engine, w.read, w.removal, w.task, w.late = s.newEngine(w.number), nil, nil, nil, nil
 	w.terms = map[int64]uint64{} // and a new sink
+	w.told = nil
+	s.learnAtOnce(w)
 }

@@ -191,6 +191,8 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 		switch {
 		case x.Uncharged && x.Class == classUnavailable:
 			p.stats["set aside"]++
+		case x.Uncharged && x.Class == classPaused:
+			p.stats["set aside while paused"]++
 		case x.Uncharged:
 			p.stats["postponed"]++
 		}

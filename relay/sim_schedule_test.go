@@ -58,7 +58,7 @@ func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
 		totals["letters"] += len(s.parking.letters)
 	}
 	t.Logf("%d schedules: %v", *schedules, totals)
-	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats", "outages", "refusals", "killed", "letters", "set aside", "frozen", "fenced", "later term", "late confirms", "interruptions", "locked", "postponed", "hollow", "swept", "ahead"} {
+	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats", "outages", "refusals", "killed", "letters", "set aside", "frozen", "fenced", "later term", "late confirms", "interruptions", "locked", "postponed", "hollow", "swept", "ahead", "paused", "kept while paused"} {
 		if totals[what] < *schedules/60 {
 			t.Errorf("only %d %s: the schedules are too tame", totals[what], what)
 		}
@@ -118,7 +118,7 @@ func (s *simulation) problems() []string {
 			problems = append(problems, fmt.Sprintf("repeated without a fault: %d, %d copies, %d excused", r.ID, r.copies, r.excused))
 		}
 	}
-	for _, never := range []string{"deleted before it was sent", "charged without a reason", "isolated lanes beside one another", "in flight without a record", "wrong term", "circuits open although a message has passed", "sent without its payload"} {
+	for _, never := range []string{"deleted before it was sent", "charged without a reason", "isolated lanes beside one another", "in flight without a record", "wrong term", "circuits open although a message has passed", "sent without its payload", "sent while paused"} {
 		if n := s.stats[never]; n > 0 {
 			problems = append(problems, fmt.Sprintf("%s: %d", never, n))
 		}

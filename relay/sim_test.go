@@ -41,6 +41,8 @@ type simulation struct {
 	order   Order
 	retry   Retry
 	down    map[string]error // topics that are unavailable, and what they say
+	pauses  pauses           // by operators
+	steered bool             // there are such
 	faults  bool
 	late    int // rows that committed behind rows that were gone
 	highest [outbox.Lanes]int64
@@ -85,6 +87,7 @@ type simWorker struct {
 	inFlight [outbox.Lanes][]*simMessage // to the broker, in order
 	late     []*entry                    // whose confirms are still to come
 	terms    map[int64]uint64            // in which a row was sent last, if not refused
+	told     *pauses                     // what it knows to be paused; nil: nothing yet
 }
 
 type simRead struct {
@@ -112,7 +115,7 @@ const (
 
 func newSimulation(seed uint64) *simulation {
 	s := &simulation{
-		rng: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_000_000, 0),
+		rng: rand.New(rand.NewPCG(seed, 4)), now: time.Unix(1_000_000, 0),
 		table: map[int]map[int64]*simRow{}, rows: map[int64]*simRow{}, free: map[string]bool{},
 		faults: true, stats: map[string]int{}, down: map[string]error{},
 	}
@@ -132,6 +135,10 @@ func newSimulation(seed uint64) *simulation {
 	for i := range 1 + s.rng.IntN(3) {
 		s.workers = append(s.workers, &simWorker{number: i, engine: s.newEngine(i), terms: map[int64]uint64{}})
 	}
+	s.steered = s.rng.IntN(3) == 0
+	for _, w := range s.workers {
+		s.learnAtOnce(w)
+	}
 	return s
 }
 
@@ -140,6 +147,7 @@ func (s *simulation) newEngine(worker int) *engine {
 		window: 1 + s.rng.IntN(12), laneRows: 1 + s.rng.IntN(5), laneBytes: 1 + s.rng.IntN(60),
 		removeRows: 1 + s.rng.IntN(5), linger: time.Millisecond, pollMin: time.Millisecond, pollMax: 4 * time.Millisecond,
 		order: s.order, attempts: s.retry, owner: fmt.Sprint(worker),
+		awaitPauses: true, sinkOf: func(topic string) string { return "sink of " + topic },
 		lease: simLeaseTime, reserve: simPublish, mostUnclear: 1 + s.rng.IntN(4), mostTopics: 1 + s.rng.IntN(3), postponed: time.Millisecond, mostWaiting: 2 + s.rng.IntN(4), sweepFrom: 1 + s.rng.IntN(4), aheadEvery: time.Duration(1+s.rng.IntN(8)) * time.Millisecond, aheadScan: 1 + s.rng.IntN(30), aheadLook: 1 + s.rng.IntN(10), slowRead: time.Duration(1+s.rng.IntN(20)) * time.Millisecond,
 		draw: func(below time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(below))) },
 	})
@@ -153,7 +161,7 @@ func (s *simulation) step() {
 		s.end()
 		return
 	}
-	switch s.rng.IntN(19) {
+	switch s.rng.IntN(20) {
 	case 0, 1:
 		if s.faults {
 			s.begin()
@@ -188,6 +196,8 @@ func (s *simulation) step() {
 		if !s.faults || s.rng.IntN(4) == 0 {
 			s.parking.operate()
 		}
+	case 19:
+		s.operate(w)
 	case 17, 18:
 		// In the middle of a write is the worst moment.
 		if writes := w.task != nil && w.task.lane != nil; s.faults && (writes || s.rng.IntN(20) == 0) {
@@ -219,6 +229,7 @@ func (s *simulation) loop(w *simWorker) {
 				s.stats["stale"]++
 			}
 			s.checkTerm(w, m)
+			s.checkPaused(w, m)
 			w.inFlight[m.Lane] = append(w.inFlight[m.Lane], &simMessage{entry: m})
 		}
 	}

@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 const (
@@ -52,6 +50,11 @@ func (e *engine) relieve(l *lane, now time.Time) bool {
 			} else {
 				kept += m.size()
 			}
+		}
+	}
+	for _, m := range e.paused.withheld {
+		if m.lane == l && m.state == stateWithheld {
+			l.empty(m)
 		}
 	}
 	for _, m := range l.entries {
@@ -143,7 +146,7 @@ func (e *engine) refetch() {
 		}
 		l.refetch, l.refetched = false, l.reading
 		l.forgetUnsent()
-		e.circuits.purge(func(m *entry) bool { return m.lane == l && l.entries[m.rowID()] != m })
+		e.purge(func(m *entry) bool { return m.lane == l && l.entries[m.rowID()] != m })
 	}
 }
 
@@ -153,7 +156,7 @@ func (e *engine) refetch() {
 // rows pass over the topic until it is available.
 
 // able reports whether a lane may send what it holds, though maybe not at this moment.
-func (l *lane) able(now time.Time) bool { return !l.draining && !now.After(l.trusted) }
+func (l *lane) able(now time.Time) bool { return !l.draining && !l.paused && !now.After(l.trusted) }
 
 // leave forgets a withheld retrying message, unless keep is set, and those that follow
 // it in its key. In the table they are due, or follow one that is.
@@ -195,16 +198,11 @@ func (e *engine) setAside(l *lane) bool {
 			if m.state != stateWithheld || m.lane != l || m.retrying || len(l.failing)-before >= e.limits.laneRows {
 				return m.state != stateWithheld
 			}
-			m.state, m.failure = stateFailed, &relaystore.Failure{
-				Ref: m.ref(), Uncharged: true, Unanswered: m.unanswered, Class: classUnavailable, Text: "the topic is unavailable", Fate: relaystore.FateRetry,
-			}
-			l.failing = append(l.failing, m)
-			if key := l.orderKey(m); key != "" {
-				l.chain(key).failing = m
-			}
+			l.setAside(m, classUnavailable, "the topic is unavailable")
 			return true
 		})
 	}
+	e.setPausedAside(l, e.limits.laneRows-(len(l.failing)-before))
 	if len(l.failing) == before {
 		return false
 	}
@@ -214,7 +212,7 @@ func (e *engine) setAside(l *lane) bool {
 
 // crammed reports whether a topic in trouble may have filled a lane's memory.
 func (e *engine) crammed(l *lane) bool {
-	return !e.circuits.inOrder && len(e.circuits.topics) > 0 && !l.draining &&
+	return !e.circuits.inOrder && (len(e.circuits.topics) > 0 || len(e.paused.withheld) > 0) && !l.draining &&
 		(len(l.entries) >= maxEntries*e.limits.laneRows/2 || l.bytes >= e.limits.laneBytes)
 }
 
@@ -223,18 +221,21 @@ func (e *engine) crammed(l *lane) bool {
 // those pass: they are not tried before something is set aside to make room for them,
 // which is useless if there are none.
 func (e *engine) lookForOtherTopics(now time.Time) *task {
-	if len(e.circuits.topics) == 0 || now.Before(e.tasks.otherTopicsAt) || !e.circuits.worthLooking() {
+	if len(e.circuits.topics)+len(e.paused.withheld) == 0 || now.Before(e.tasks.otherTopicsAt) || !e.circuits.worthLooking() {
 		return nil
 	}
 	numbers, lanes := e.numbers(func(l *lane) bool {
-		return l.loaded && l.otherTopic == 0 && e.crammed(l) &&
+		return l.loaded && l.otherTopic == 0 && e.crammed(l) && (len(e.paused.withheld) == 0 || !e.dispensablePaused(l)) &&
 			!slices.ContainsFunc(e.circuits.topics, func(t *topic) bool { return e.circuits.dispensable(t, l) })
 	})
 	e.tasks.otherTopicsAt = now.Add(otherTopicsEvery)
 	if len(lanes) == 0 {
 		return nil
 	}
-	tried := map[string]bool{}
+	tried := maps.Clone(e.paused.topics)
+	if tried == nil {
+		tried = map[string]bool{}
+	}
 	for _, t := range e.circuits.topics {
 		tried[t.name] = true
 	}

@@ -53,12 +53,14 @@ func (c *circuits) leave(m *entry) {
 	c.forget(t)
 }
 
-// hollowTopics returns the topics whose payloads reads do not need: they are stuck, and
-// memory holds their probes.
-func (c *circuits) hollowTopics(now time.Time) (names []string) {
+// hollowTopics returns the topics whose payloads reads do not need: they are paused; or they
+// are stuck, and memory holds their probes.
+func (e *engine) hollowTopics(now time.Time) (names []string) {
+	c := &e.circuits
 	if c.inOrder {
 		return nil
 	}
+	names = e.paused.passOver(nil)
 	for _, t := range c.topics {
 		whole := func(m *entry) bool { return m.state == stateWithheld && !m.hollow && m.lane.able(now) }
 		if t.state == circuitOpen && (t.probe != nil || slices.ContainsFunc(t.withheld, whole)) {

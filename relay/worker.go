@@ -23,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
+	"github.com/oncemill/oncemill/internal/steerstore"
 )
 
 // worker is one run of a relay. run starts its goroutines and waits for all of them:
@@ -37,6 +38,7 @@ import (
 //	scheduler moves scheduled messages that are due, under the same lease
 //	doctor  makes the worker fit again when the database answers
 //	archiver archives rows past the history's retention, under the same lease
+//	steering reads what operators want once a second, and tells the loop
 //	gauge    reads the backlog for the metrics while they are collected, under the same lease
 //	summarize logs once a minute what has happened
 //	sink    runs the sink's own connections
@@ -52,6 +54,8 @@ type worker struct {
 	deadLetters *dlq.Store
 	observed    relaystore.Observations
 	openLetters func(ctx context.Context, most int) ([]dlqstore.OpenCount, error)
+	steers      steerstore.Store
+	hasten      relaystore.Hasten
 	owner       string
 	log         *slog.Logger
 	met         *metrics
@@ -89,14 +93,19 @@ type worker struct {
 	unfit atomic.Bool
 
 	upkeepLease upkeepLease
+	handovers   handovers
+
+	// pausesKnown is set once the pauses were read; nothing is published before.
+	pausesKnown atomic.Bool
 	renewedAt   atomic.Int64 // when the last heartbeat succeeded, Unix nanoseconds; 0: none has
 }
 
 func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg), durations: newDurations(r.met),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, hasten: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg), durations: newDurations(r.met),
 		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
+		steers:      steerstore.Open(r.box.DB(), database.Of(r.box.Config().Database)),
 		owner:       rand.Text(),
 		bounds:      bounded.New(maxAbandoned),
 		health:      newHealth(r.cfg.Lease),
@@ -191,6 +200,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error { return w.scheduler(working) })
 	group.Go(func() error { return w.archiver(working) })
+	group.Go(func() error { return w.steering(working) })
 	group.Go(func() error { return w.gauge(working) })
 	group.Go(func() error { return w.doctor(working) })
 	group.Go(func() error { return w.summarize(working) })

@@ -6,6 +6,7 @@ import (
 
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/text"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // What is still normal. A worker that stops or dies is replaced within its lease, 15 seconds by
@@ -14,6 +15,22 @@ const (
 	normalWait = time.Minute
 	normalLate = 10 * time.Second
 )
+
+// paused says that what waits may be paused.
+func (s *Status) paused() string {
+	n := 0
+	if s.Pauses != nil {
+		for _, p := range s.Pauses.Paused {
+			if p.Kind != steer.Consumer {
+				n++
+			}
+		}
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; operators have paused %d topics, sinks, lanes or keys", n)
+}
 
 // Problems says in sentences what is wrong, the most urgent first; none if nothing is: parts that
 // could not be read, messages that wait for more than a minute, set aside or not, or are due for
@@ -37,7 +54,7 @@ func (s *Status) Problems() (problems []string) {
 	}
 	if o := s.Outbox; o != nil {
 		if time.Duration(o.Oldest) > normalWait {
-			found("A message has waited for %s.", o.Oldest)
+			found("A message has waited for %s%s.", o.Oldest, s.paused())
 		}
 		if time.Duration(o.Late) > normalLate {
 			found("A scheduled message is late by %s.", o.Late)

@@ -37,6 +37,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // Config says where the tables are.
@@ -50,7 +51,7 @@ type Config struct {
 const (
 	defaultLimit = 10_000
 
-	// partLimit is the time for a part. A read takes at most four times this, and a second more
+	// partLimit is the time for a part. A read takes at most five times this, and a second more
 	// if the server is silent.
 	partLimit = 2 * time.Second
 
@@ -64,6 +65,7 @@ const (
 	partRelay       = "relay"
 	partDeadLetters = "dead letters"
 	partKeys        = "idempotency keys"
+	partPauses      = "pauses"
 )
 
 // Status is the state of one database.
@@ -74,9 +76,10 @@ type Status struct {
 	Relay       *Relay       `json:",omitempty"`
 	DeadLetters *DeadLetters `json:",omitempty"`
 	Keys        *Keys        `json:",omitempty"`
+	Pauses      *Pauses      `json:",omitempty"`
 
 	// Forbidden are the parts whose tables the role of the database may not read: "outbox",
-	// "relay", "dead letters", "idempotency keys". docs/operations.md has the grants.
+	// "relay", "dead letters", "idempotency keys", "pauses". docs/operations.md has the grants.
 	Forbidden []string `json:",omitempty"`
 
 	// Silent are the parts that gave no answer in time: the server is silent, or somebody
@@ -214,6 +217,11 @@ type Started struct {
 	Oldest  Age
 }
 
+// Pauses are what operators have paused.
+type Pauses struct {
+	Paused []steer.Pause // by kind and name
+}
+
 // Reader reads the state of one database. It is safe for concurrent use.
 type Reader struct {
 	db    *sql.DB
@@ -251,6 +259,7 @@ func (r *Reader) Read(ctx context.Context) (*Status, error) {
 		{partRelay, relay.Migrations, r.relay},
 		{partDeadLetters, dlq.Migrations, r.deadLetters},
 		{partKeys, idempotency.Migrations, r.keys},
+		{partPauses, steer.Migrations, r.pauses},
 	}
 	var silence error
 	for _, part := range parts {
@@ -297,6 +306,8 @@ func (s *Status) take(part *Status) {
 		s.DeadLetters = part.DeadLetters
 	case part.Keys != nil:
 		s.Keys = part.Keys
+	case part.Pauses != nil:
+		s.Pauses = part.Pauses
 	}
 }
 
@@ -429,5 +440,18 @@ func (r *Reader) keys(ctx context.Context, s *Status) error {
 		})
 	}
 	s.Keys = all
+	return nil
+}
+
+func (r *Reader) pauses(ctx context.Context, s *Status) error {
+	control, err := steer.New(r.db, steer.Config{Database: r.where.Config()})
+	if err != nil {
+		return err
+	}
+	list, err := control.List(ctx)
+	if err != nil {
+		return err
+	}
+	s.Pauses = &Pauses{Paused: list}
 	return nil
 }

@@ -17,9 +17,9 @@ func newAudit(opts *options) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "List who did what to dead letters, and why",
+		Short: "List who did what to dead letters and pauses, and why",
 		Long: `List the acts of people, the newest first: replays, edits, discards, undone discards,
-notes and imports of dead letters. Each was written in the transaction of its act.
+notes and imports of dead letters, pauses, resumptions and releases. Each was written in the transaction of its act.
 
 BY is who they said they are, ROLE the role that was logged in to the database (PostgreSQL).
 Nothing deletes entries but oncemill purge --audit-retention.`,

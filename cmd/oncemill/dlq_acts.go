@@ -125,11 +125,15 @@ func actFlags(cmd *cobra.Command, act *dlq.Act, reason string) {
 }
 
 func byFlag(cmd *cobra.Command, act *dlq.Act) {
-	name := "oncemill"
+	cmd.Flags().StringVar(&act.By, "by", who(), "who does it, for the record")
+}
+
+// who returns who does something, unless a flag says so.
+func who() string {
 	if u, err := user.Current(); err == nil {
-		name = u.Username
+		return u.Username
 	}
-	cmd.Flags().StringVar(&act.By, "by", name, "who does it, for the record")
+	return "oncemill"
 }
 
 func oneLetter(_ *cobra.Command, args []string) error {

@@ -19,10 +19,11 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // sets are the migrations of all tables.
-var sets = []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
+var sets = []oncemill.Migrations{outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
 
 func newMigrate(opts *options) *cobra.Command {
 	migrate := &cobra.Command{

@@ -81,9 +81,9 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, shows what waits and who works, finds messages wherever they are, looks
-for faults of the set-up, lists and replays dead letters and who did that, settles
-idempotency keys, deletes what has expired, tests the promises on your own
+committed messages, shows what waits and who works, pauses and resumes what you name, finds
+messages wherever they are, looks for faults of the set-up, lists and replays dead letters
+and who did that, settles idempotency keys, deletes what has expired, tests the promises on your own
 servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
@@ -134,6 +134,10 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 		newDoctor(opts),
 		newDLQ(opts),
 		newAudit(opts),
+		newPause(opts),
+		newResume(opts),
+		newRelease(opts),
+		newRetry(opts),
 		newResend(opts),
 		newMoveShards(opts),
 		newPurge(opts),

@@ -160,6 +160,16 @@ func statusRows(table io.Writer, s *status.Status, lanes bool) {
 			row("  "+oneLine(from), "%s %s%s", l.Count, oneLine(string(l.State)), since(l.Count, l.Oldest))
 		}
 	}
+	if p := s.Pauses; p != nil {
+		const most = 20
+		for i, one := range p.Paused {
+			if i == most {
+				row("paused", "%d more; oncemill pause list shows them", len(p.Paused)-most)
+				break
+			}
+			row("paused "+oneLine(one.Target().String()), "by %s for %s: %s", oneLine(one.By), status.Age(s.At.Sub(one.Since)), oneLine(one.Reason))
+		}
+	}
 	if k := s.Keys; k != nil {
 		row("idempotency keys", "%s stored", k.Stored)
 		for _, started := range k.Started {

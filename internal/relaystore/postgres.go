@@ -24,6 +24,7 @@ type postgres struct {
 		HoldKey, Follow, Replay, Discard                                 string
 		Remove, RemoveIntoHistory, CloseDeadLetters, PromoteHeads        string
 		HighestID, DeadLettersBehind, LockDeadLetters, RepairDeadLetters string
+		RetryNow, RetryKeyNow                                            string
 		Waiting, Owners, Workers                                         string
 		Retrying, RetryingTopic, RetryingKey                             string
 	}

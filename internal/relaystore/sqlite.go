@@ -26,6 +26,7 @@ type sqlite struct {
 		MarkUnanswered, MarkMaybeDelivered, DeleteRetrying, DeleteHeld   string
 		SetHeadTime, ClearOtherTimes, Replay, CloseDeadLetter            string
 		KeepHistory, CloseDeadLetters, HighestID                         string
+		RetryNow, RetryKeyNow                                            string
 		Waiting, Owners, Workers                                         string
 		Retrying, RetryingTopic, RetryingKey                             string
 	}

@@ -20,6 +20,7 @@ var Migrations = statements.Migrations(files)
 type Store interface {
 	Leases
 	Retries
+	Hasten
 	Crashes
 	Sequences
 	Observations

@@ -112,3 +112,55 @@ with f as (
 		and h.next_at is null and not h.held
 )
 select count(*) from f;
+
+-- name: retry_now
+-- Retrying messages of a topic, or of all topics, by the partial index (lane, topic, next_at):
+-- those that are not due are due. Rows that somebody has locked are being dealt with. Fenced.
+with f as (
+	select lane
+	from {{relay_leases}}
+	where lane = $1 and owner = $2 and epoch = $3
+	for key share
+), chosen as (
+	select p.lane, p.id, p.message_id, p.created_at
+	from {{parked}} p
+	join f on f.lane = p.lane
+	where p.lane = $1
+		and ($4::text = '' or p.topic = $4::text)
+		and p.next_at > statement_timestamp()
+	limit $5
+	for update of p skip locked
+), hastened as (
+	update {{parked}} p
+	set next_at = statement_timestamp()
+	from chosen c
+	where p.lane = c.lane and p.id = c.id and p.message_id = c.message_id and p.created_at = c.created_at
+	returning 1
+)
+select (select count(*) from f), (select count(*) from hastened);
+
+-- name: retry_key_now
+-- The first message of a key, by (lane, key, id), as retry_now. Fenced.
+with f as (
+	select lane
+	from {{relay_leases}}
+	where lane = $1 and owner = $2 and epoch = $3
+	for key share
+), chosen as (
+	select p.lane, p.id, p.message_id, p.created_at
+	from {{parked}} p
+	join f on f.lane = p.lane
+	where p.lane = $1
+		and p.key = $6::text
+		and ($4::text = '' or p.topic = $4::text)
+		and p.next_at > statement_timestamp()
+	limit $5
+	for update of p skip locked
+), hastened as (
+	update {{parked}} p
+	set next_at = statement_timestamp()
+	from chosen c
+	where p.lane = c.lane and p.id = c.id and p.message_id = c.message_id and p.created_at = c.created_at
+	returning 1
+)
+select (select count(*) from f), (select count(*) from hastened);

@@ -159,3 +159,31 @@ set state = 'replayed', version = version + 1, closed_at = cast(unixepoch('subse
 	acted_by = 'relay', acted_reason = 'confirmed by the broker after it was given up'
 where source = 'relay' and closed_at is null
 	and lane = ?1 and row_id = ?2 and message_id = ?3 and created_at = ?4;
+
+-- name: retry_now
+-- Retrying messages of a topic, or of all topics, by the partial index (lane, topic, next_at):
+-- those that are not due are due.
+update {{parked}}
+set next_at = cast(unixepoch('subsec') * 1000000 as integer)
+where rowid in (
+	select rowid
+	from {{parked}}
+	where lane = ?1
+		and (?2 = '' or topic = ?2)
+		and next_at > cast(unixepoch('subsec') * 1000000 as integer)
+	limit ?3
+);
+
+-- name: retry_key_now
+-- The first message of a key, by (lane, key, id), as retry_now.
+update {{parked}}
+set next_at = cast(unixepoch('subsec') * 1000000 as integer)
+where rowid in (
+	select rowid
+	from {{parked}}
+	where lane = ?1
+		and key = ?4
+		and (?2 = '' or topic = ?2)
+		and next_at > cast(unixepoch('subsec') * 1000000 as integer)
+	limit ?3
+);

@@ -1,0 +1,4 @@
+package steerstore
+
+// Files are the statements, for the test that explains them.
+var Files = files

@@ -1,0 +1,3 @@
+drop function {{pauses_resume}}(text, text);
+drop table {{lane_commands}};
+drop table {{pauses}};

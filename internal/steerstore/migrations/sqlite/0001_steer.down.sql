@@ -1,0 +1,2 @@
+drop table {{lane_commands}};
+drop table {{pauses}};

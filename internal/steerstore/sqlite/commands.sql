@@ -1,0 +1,27 @@
+-- name: command
+-- By the unique index. A command that is not carried out yet is not given twice, and a
+-- release that somebody has begun stays as it is. One writer.
+insert into {{lane_commands}} (action, lane, topic, key)
+select $1, value, $3, $4
+from json_each($2)
+where true
+on conflict do nothing
+
+-- name: commands
+-- By the primary key, from its start.
+-- scans: lane_commands: from its start, as many rows as $1
+select id, action, lane, topic, key, worker, cast(unixepoch('subsec') * 1000000 as integer) - asked_at
+from {{lane_commands}}
+order by id
+limit $1
+
+-- name: begin_release
+-- By the primary key. One writer: of two workers, one begins it.
+update {{lane_commands}}
+set worker = $2
+where id = $1 and worker = ''
+
+-- name: end_command
+-- By the primary key. One writer: of two workers, one ends it.
+delete from {{lane_commands}}
+where id = $1

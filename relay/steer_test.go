@@ -1,0 +1,239 @@
+package relay_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
+)
+
+// known is how long a worker on a busy machine may take to learn what operators have done.
+const known = 4 * time.Second
+
+var ada = steer.Act{By: "ada", Reason: "a test"}
+
+// control returns the control of a database, with its tables.
+func (p testDB) control(t testing.TB) *steer.Control {
+	t.Helper()
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, steer.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	c, err := steer.New(p.db, steer.Config{Database: p.cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// counting counts what it gets by topic, and in which order.
+type counting struct {
+	mu     sync.Mutex
+	counts map[string]int
+	ids    map[string][]string // by key
+	refuse atomic.Bool
+}
+
+func newCounting() *counting { return &counting{counts: map[string]int{}, ids: map[string][]string{}} }
+
+func (c *counting) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (c *counting) Publish(_ context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
+	for _, m := range msgs {
+		if c.refuse.Load() {
+			done(m, relay.Refused(errors.New("no")))
+			continue
+		}
+		c.mu.Lock()
+		c.counts[m.Topic]++
+		c.ids[m.Key] = append(c.ids[m.Key], m.MessageID)
+		c.mu.Unlock()
+		done(m, nil)
+	}
+}
+
+func (c *counting) of(topic string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.counts[topic]
+}
+
+func (c *counting) order(key string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.Join(c.ids[key], " ")
+}
+
+// put commits a message.
+func put(t testing.TB, box *outbox.Outbox, topic, key, id string) {
+	t.Helper()
+	m := message.NewMessage(cmp.Or(id, watermill.NewUUID()), []byte("payload"))
+	outbox.SetKey(m, key)
+	commitTo(t, box, topic, m)
+}
+
+func do(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A worker that starts while a topic is paused sends nothing of it, not even at first.
+func TestSteer_APauseSurvivesARestartAndKeepsKeysInOrder(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		control, box := p.control(t), p.box(t)
+		sink := newCounting()
+		do(t, control.Pause(t.Context(), steer.Target{Kind: steer.Topic, Name: "a"}, ada))
+		put(t, box, "a", "k", "1")
+		put(t, box, "b", "k", "2")
+		put(t, box, "b", "other", "3")
+		for range 2 {
+			running := start(t, box, sink, p.unhurried())
+			put(t, box, "b", "", "")
+			before := sink.of("b")
+			eventually(t, "others go on", func() bool { return sink.of("b") > before && sink.order("other") == "3" })
+			running.stop()
+		}
+		if sink.of("a") > 0 || sink.order("k") != "" {
+			t.Errorf("%d of the paused topic, %q of the key", sink.of("a"), sink.order("k"))
+		}
+		start(t, box, sink, p.unhurried())
+		do(t, control.Resume(t.Context(), steer.Target{Kind: steer.Topic, Name: "a"}, ada))
+		p.awaitNothingOwed(t)
+		if got := sink.order("k"); got != "1 2" {
+			t.Errorf("the key came as %q", got)
+		}
+	})
+}
+
+func TestSteer_ARunningWorkerLearnsOfEachKindOfPause(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		control, box := p.control(t), p.box(t)
+		sink, other := newCounting(), newCounting()
+		router, err := relay.NewRouter(relay.Route{Topics: "b.#", Name: "second", Sink: other}, relay.Route{Topics: "#", Sink: sink})
+		do(t, err)
+		start(t, box, router, p.unhurried())
+		lane := outbox.Lane("k", "")
+		elsewhere := "x"
+		for n := 0; outbox.Lane(elsewhere, "") == lane; n++ {
+			elsewhere = fmt.Sprint("x", n)
+		}
+		total := func() int { return sink.of("a") + other.of("b.1") }
+		for _, target := range []steer.Target{{Kind: steer.Topic, Name: "a"}, {Kind: steer.Sink, Name: "#"}, {Kind: steer.Key, Name: "k"}, {Kind: steer.Lane, Name: fmt.Sprint(lane)}} {
+			do(t, control.Pause(t.Context(), target, ada))
+			time.Sleep(known)
+			before, others := sink.of("a"), other.of("b.1")
+			put(t, box, "a", "k", "")
+			put(t, box, "b.1", elsewhere, "")
+			eventually(t, "others go on", func() bool { return other.of("b.1") > others })
+			time.Sleep(200 * time.Millisecond)
+			if n := sink.of("a"); n != before {
+				t.Errorf("%v: %d sent", target, n-before)
+			}
+			do(t, control.Resume(t.Context(), target, ada))
+			eventually(t, target.String()+" goes on", func() bool { return sink.of("a") > before })
+		}
+		if total() != 8 {
+			t.Errorf("%d messages delivered", total())
+		}
+	})
+}
+
+// A worker whose database is of before the tables of pauses works without them.
+func TestSteer_WithoutItsTablesNothingIsPaused(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		box, sink := p.box(t), newCounting()
+		start(t, box, sink, p.unhurried())
+		put(t, box, "a", "", "")
+		eventually(t, "it is delivered", func() bool { return sink.of("a") == 1 })
+		do(t, p.control(t).Pause(t.Context(), steer.Target{Kind: steer.Topic, Name: "a"}, ada))
+		time.Sleep(known)
+		put(t, box, "a", "", "")
+		put(t, box, "b", "", "")
+		eventually(t, "others are delivered", func() bool { return sink.of("b") == 1 })
+		if n := sink.of("a"); n != 1 {
+			t.Errorf("%d delivered of the paused topic", n)
+		}
+	})
+}
+
+func TestSteer_ARefusedMessageIsRetriedNow(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		control, box, sink := p.control(t), p.box(t), newCounting()
+		sink.refuse.Store(true)
+		cfg := p.unhurried()
+		cfg.Retry = relay.Retry{Initial: time.Hour, Max: time.Hour}
+		start(t, box, sink, cfg)
+		put(t, box, "a", "k", "")
+		put(t, box, "b", "", "")
+		eventually(t, "they are retrying", func() bool {
+			return p.count(t, `select count(*) from {{parked}} where attempts = 1`) == 2
+		})
+		sink.refuse.Store(false)
+		do(t, control.Retry(t.Context(), steer.Selection{Key: "k"}, ada))
+		eventually(t, "the key is delivered", func() bool { return sink.of("a") == 1 })
+		if sink.of("b") != 0 {
+			t.Error("another message was retried, too")
+		}
+		do(t, control.Retry(t.Context(), steer.Selection{Topic: "b"}, ada))
+		eventually(t, "the topic is delivered", func() bool { return sink.of("b") == 1 })
+		eventually(t, "the commands are carried out", func() bool { return p.count(t, `select count(*) from {{lane_commands}}`) == 0 })
+	})
+}
+
+func TestSteer_AReleasedLaneGoesToAnotherWorkerAndStaysThere(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		control := p.control(t)
+		cfg := p.unhurried()
+		owner := func(lane int) (name string) {
+			t.Helper()
+			for _, w := range []string{"one", "two"} {
+				if p.count(t, `select count(*) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where l.lane = $1 and w.name = $2`, lane, w) == 1 {
+					name = w
+				}
+			}
+			return name
+		}
+		cfg.Name = "one"
+		start(t, p.box(t), newCounting(), cfg)
+		eventually(t, "it has all lanes", func() bool { return p.leasesOf(t, "one") == outbox.Lanes+1 })
+		epoch := p.count(t, `select epoch from {{relay_leases}} where lane = 5`)
+		do(t, control.ReleaseLane(t.Context(), 5, ada))
+		eventually(t, "the only worker takes it again", func() bool {
+			return p.count(t, `select epoch from {{relay_leases}} where lane = 5`) > epoch && owner(5) == "one" && p.count(t, `select count(*) from {{lane_commands}}`) == 0
+		})
+		cfg.Name = "two"
+		start(t, p.box(t), newCounting(), cfg)
+		eventually(t, "they share", func() bool { return p.leasesOf(t, "two") >= outbox.Lanes/2 })
+		lane := 0
+		for owner(lane) != "one" {
+			lane++
+		}
+		do(t, control.ReleaseLane(t.Context(), lane, ada))
+		eventually(t, "the other one has it", func() bool {
+			return owner(lane) == "two" && p.count(t, `select count(*) from {{lane_commands}}`) == 0
+		})
+		time.Sleep(known)
+		if got := owner(lane); got != "two" {
+			t.Errorf("it went back to %q", got)
+		}
+	})
+}
