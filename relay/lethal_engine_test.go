@@ -136,14 +136,14 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 					d.put(0, "A", "K", true)
 					d.put(0, "A", "L", true)
 					d.fill(100)
-					return 3 + 2 + 5
+					return singleFrom + 2 + 5
 				}},
 				{"of two lanes", func(d *ward) int {
 					d.fill(3)
 					d.put(0, "A", "K", true)
 					d.put(d.lanes-1, "A", "L", true)
 					d.fill(100)
-					return 3 + 2 + 5
+					return singleFrom + 2 + 5
 				}},
 				{"the topic is down at first", func(d *ward) int {
 					d.put(0, "B", "K", true)
@@ -167,7 +167,7 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 						}
 						return nil
 					}
-					return 3 + 2 + 3
+					return singleFrom + 2 + 3
 				}},
 				{"refused before, alone", func(d *ward) int {
 					row := d.put(0, "A", "K", true)
