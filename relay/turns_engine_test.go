@@ -173,7 +173,8 @@ func TestEngine_TrustsEachLaneAfterOneTurn(t *testing.T) {
 		for n := range lanes {
 			numbers = append(numbers, n)
 		}
-		d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+		middle := func(below time.Duration) time.Duration { return below / 2 } // pauses are not left to chance
+		d := newDrive(limits{lease: 3 * time.Second, draw: middle}, numbers...)
 		d.taskTime, d.answer = 30*time.Millisecond, fails
 		for _, n := range numbers {
 			d.lanes[n].crashes = isolatedFrom
