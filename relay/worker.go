@@ -37,6 +37,7 @@ import (
 //	scheduler moves scheduled messages that are due, under the same lease
 //	doctor  makes the worker fit again when the database answers
 //	archiver archives rows past the history's retention, under the same lease
+//	jobs     runs replay jobs of dead letters, under the same lease
 //	gauge    reads the backlog for the metrics while they are collected, under the same lease
 //	summarize logs once a minute what has happened
 //	sink    runs the sink's own connections
@@ -191,6 +192,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error { return w.scheduler(working) })
 	group.Go(func() error { return w.archiver(working) })
+	group.Go(func() error { return w.jobs(working) })
 	group.Go(func() error { return w.gauge(working) })
 	group.Go(func() error { return w.doctor(working) })
 	group.Go(func() error { return w.summarize(working) })

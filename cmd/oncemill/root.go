@@ -114,7 +114,7 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newJobs(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone
