@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -95,6 +94,7 @@ type Job struct {
 	lookAfter    int64 // the last dead letter whose outcome was looked for
 	failedBefore int64 // failures before the last resume
 	elapsed      time.Duration
+	unreadable   bool // the plan
 }
 
 // JobCounts are the dead letters of a job, by what has become of them.
@@ -119,7 +119,7 @@ func scanJob(row scanner) (*Job, error) {
 	}
 	j.CreatedAt, j.EndedAt, j.elapsed = time.UnixMicro(created).UTC(), at(ended), time.Duration(elapsed)*time.Microsecond
 	if err := json.Unmarshal(plan, &j.Plan); err != nil {
-		return nil, fmt.Errorf("decode the plan of job %d: %w", j.ID, err)
+		j.unreadable = true // somebody else wrote it; see step
 	}
 	return j, nil
 }

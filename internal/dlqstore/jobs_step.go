@@ -63,6 +63,12 @@ func (s *store) step(ctx context.Context, tx *sql.Tx, j *Job) error {
 		return err
 	}
 	var err error
+	if j.unreadable && (j.State == jobCollecting || j.State == jobRunning) {
+		if err := s.stop(ctx, tx, j, "its plan cannot be read"); err != nil {
+			return err
+		}
+		return s.saveJob(ctx, tx, j, jobRestEvery)
+	}
 	switch j.State {
 	case jobCollecting:
 		err = s.collect(ctx, tx, j)

@@ -3,6 +3,7 @@ package dlqstore_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -122,20 +123,17 @@ func once(t *testing.T, test func(t *testing.T, f *fixture)) {
 
 func TestJob_ReplaysWhatWasThereWhenItStarted(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
-		ids := f.addMany(t, 1203)
+		ids := f.addMany(t, 703)
 		_, err := f.Discard(t.Context(), ids[:1], "bob", "d")
 		must(t, err)
 		job := f.start(t, fast)
 		late := f.addMany(t, 1)[0]
 		f.run(t, job, func(j *dlqstore.Job) bool { return j.Pending == 0 && j.Asked > 0 })
-		for f.job(t, job).State != "finished" {
-			f.carryOut(t)
-			f.run(t, job, func(j *dlqstore.Job) bool { return j.Asked < 203 || j.State == "finished" })
-		}
-		if j := f.job(t, job); j.Total != 1202 || j.Replayed != 1202 || j.EndedAt.IsZero() {
+		f.carryOut(t)
+		if j := f.run(t, job, inState("finished")); j.Total != 702 || j.Replayed != 702 || j.EndedAt.IsZero() {
 			t.Errorf("%+v", j)
 		}
-		f.expectStates(t, map[int64]string{ids[0]: "discarded", ids[1]: "replayed", ids[1202]: "replayed", late: "dead"})
+		f.expectStates(t, map[int64]string{ids[0]: "discarded", ids[1]: "replayed", ids[702]: "replayed", late: "dead"})
 	})
 }
 
@@ -377,15 +375,39 @@ func TestJob_IsPurgedAfterTheRetention(t *testing.T) {
 		for _, id := range []int64{old, kept} {
 			f.run(t, id, inState("running"))
 		}
-		_, _, err := f.CancelJob(t.Context(), old, "ada", "")
+		_, canceled, err := f.CancelJob(t.Context(), old, "ada", "")
 		must(t, err)
-		_, err = f.Purge(t.Context(), 0)
-		must(t, err)
-		if _, err := f.Job(t.Context(), old); err == nil {
-			if j := f.job(t, old); j.State != "canceling" {
-				t.Errorf("still there: %+v", j)
+		for _, retention := range []time.Duration{time.Hour, 0} {
+			_, err = f.Purge(t.Context(), retention)
+			must(t, err)
+			var left int
+			must(t, f.db.QueryRowContext(t.Context(), f.where.Expand(`select count(*) from {{dead_letter_job_letters}} where job = $1`), old).Scan(&left))
+			_, err = f.Job(t.Context(), old)
+			if gone := errors.Is(err, dlqstore.ErrNotFound) && left == 0; !canceled || gone != (retention == 0) {
+				t.Errorf("after %v, %d of its letters are left, %v", retention, left, err)
 			}
 		}
-		f.job(t, kept)
+		if j := f.job(t, kept); j.Pending+j.Asked+j.Taken != 700 {
+			t.Errorf("%+v", j)
+		}
+	})
+}
+
+// A step that fails, or whose process dies, leaves everything as it was, and is done again.
+func TestJob_NoReplayWithoutItsAudit(t *testing.T) {
+	once(t, func(t *testing.T, f *fixture) {
+		ids := f.addMany(t, 1)
+		job := f.start(t, fast)
+		f.run(t, job, inState("running"))
+		f.elapse(t)
+		before := f.job(t, job)
+		f.exec(t, `alter table {{audit}} rename to away`)
+		if worked, err := f.RunJob(t.Context()); err == nil || worked {
+			t.Errorf("worked %v, %v", worked, err)
+		}
+		if after := f.job(t, job); after.JobCounts != before.JobCounts || after.State != before.State {
+			t.Errorf("%+v, before %+v", after, before)
+		}
+		f.expectStates(t, map[int64]string{ids[0]: "dead"})
 	})
 }

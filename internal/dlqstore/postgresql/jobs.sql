@@ -1,6 +1,7 @@
 -- name: newest_letter
 -- index: dead_letters_pkey, its end.
-select coalesce((select id from {{dead_letters}} order by id desc limit 1), 0)
+select coalesce(max(id), 0)
+from {{dead_letters}}
 
 -- name: start_job
 -- Waits for nobody: the id and the times are assigned.
@@ -64,6 +65,7 @@ select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
+where id > 0
 order by id desc
 limit $1
 
@@ -88,7 +90,7 @@ where id = any ($2::bigint[])
 on conflict do nothing
 
 -- name: pending_job_letters
--- index: dead_letter_job_letters_open, from the start of the pending ones.
+-- index: dead_letter_job_letters_pending, from its start.
 select letter
 from {{dead_letter_job_letters}}
 where job = $1
@@ -113,7 +115,7 @@ where job = $1
 	and letter = any ($2::bigint[])
 
 -- name: job_outcomes
--- index: dead_letter_job_letters_open, from a place of the asked ones; then the dead letters
+-- index: dead_letter_job_letters_asked, from a position; then the dead letters
 -- by primary key, and by dead_letters_message the dead letter that a replay has become (see
 -- failed_again).
 select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coalesce(l.source, ''), coalesce(l.consumer, ''),

@@ -1,6 +1,7 @@
 -- name: newest_letter
 -- By primary key, its end.
-select coalesce((select id from {{dead_letters}} order by id desc limit 1), 0)
+select coalesce(max(id), 0)
+from {{dead_letters}}
 
 -- name: start_job
 -- Waits for nobody: the id and the times are assigned.
@@ -62,6 +63,7 @@ select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
+where id > 0
 order by id desc
 limit $1
 
@@ -86,7 +88,7 @@ where id in (select value from json_each($2))
 on conflict do nothing
 
 -- name: pending_job_letters
--- index: dead_letter_job_letters_open, from the start of the pending ones.
+-- index: dead_letter_job_letters_pending, from its start.
 select letter
 from {{dead_letter_job_letters}}
 where job = $1
@@ -111,7 +113,7 @@ where job = $1
 	and letter in (select value from json_each($2))
 
 -- name: job_outcomes
--- index: dead_letter_job_letters_open, from a place of the asked ones; then the dead letters
+-- index: dead_letter_job_letters_asked, from a position; then the dead letters
 -- by primary key, and by dead_letters_message the dead letter that a replay has become (see
 -- failed_again).
 select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coalesce(l.source, ''), coalesce(l.consumer, ''),

@@ -11,7 +11,7 @@ create table {{dead_letter_jobs}} (
 	filter        text        not null check (octet_length(filter) <= 100000),
 	bound         bigint      not null,
 	canary        integer     not null,
-	rate          integer     not null check (rate > 0),
+	rate          integer     not null check (rate between 1 and 1000),
 	stop_after    integer     not null,
 	created_at    timestamptz not null default clock_timestamp(),
 	ended_at      timestamptz,
@@ -35,7 +35,14 @@ create table {{dead_letter_jobs}} (
 	due_at        timestamptz not null default clock_timestamp(),
 	paced_at      timestamptz not null default clock_timestamp(),
 	check (total = pending + asked + replayed + failed + discarded + taken + skipped),
-	check ((ended_at is not null) = (state in ('canceled', 'finished')))
+	check ((ended_at is not null) = (state in ('canceled', 'finished'))),
+	-- Runners read what roles with fewer rights write.
+	check (part between 0 and 1000 and after_died_at between 0 and 253402300799999999
+		and octet_length(note) <= 10000 and octet_length(waiting) <= 10000
+		and least(pending, asked, replayed, failed, discarded, taken, skipped) >= 0
+		and due_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00'
+		and paced_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00'
+		and coalesce(ended_at, due_at) between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00')
 );
 
 create index {{name:dead_letter_jobs_due}} on {{dead_letter_jobs}} (due_at, id) where ended_at is null and (state <> 'paused' or asked > 0);
@@ -52,4 +59,5 @@ create table {{dead_letter_job_letters}} (
 	primary key (job, letter)
 );
 
-create index {{name:dead_letter_job_letters_open}} on {{dead_letter_job_letters}} (job, state, letter) where state in ('pending', 'asked');
+create index {{name:dead_letter_job_letters_pending}} on {{dead_letter_job_letters}} (job, letter) where state = 'pending';
+create index {{name:dead_letter_job_letters_asked}} on {{dead_letter_job_letters}} (job, letter) where state = 'asked';

@@ -11,7 +11,7 @@ create table {{dead_letter_jobs}} (
 	filter        text    not null,
 	bound         integer not null,
 	canary        integer not null,
-	rate          integer not null check (rate > 0),
+	rate          integer not null check (rate between 1 and 1000),
 	stop_after    integer not null,
 	created_at    integer not null default (cast(unixepoch('subsec') * 1000000 as integer)),
 	ended_at      integer,
@@ -52,4 +52,5 @@ create table {{dead_letter_job_letters}} (
 	primary key (job, letter)
 );
 
-create index {{name:dead_letter_job_letters_open}} on {{dead_letter_job_letters}} (job, state, letter) where state in ('pending', 'asked');
+create index {{name:dead_letter_job_letters_pending}} on {{dead_letter_job_letters}} (job, letter) where state = 'pending';
+create index {{name:dead_letter_job_letters_asked}} on {{dead_letter_job_letters}} (job, letter) where state = 'asked';
