@@ -397,7 +397,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := owners.Purge(t.Context()); err != nil || n != 5 {
+	if n, err := owners.Purge(t.Context()); err != nil || n != 6 {
 		t.Errorf("forgot %d letters, %v", n, err)
 	}
 	stop()

@@ -51,10 +51,7 @@ const (
 // Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again.
 // The error is that of oncemill.CheckMigrated if the tables are missing or too old.
 func (r *Runner) Run(ctx context.Context) error {
-	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil && ctx.Err() == nil {
 		return err
 	}
 	var last time.Time

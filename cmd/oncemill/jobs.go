@@ -139,6 +139,7 @@ func (o *options) withJob(cmd *cobra.Command, args []string, fn func(*dlq.Store,
 
 const (
 	watchEvery = 500 * time.Millisecond
+	watchIdle  = 10 * time.Second // a relay looks for jobs more often
 	watchLines = 10 * time.Second // between lines where there is no terminal
 )
 
@@ -153,18 +154,26 @@ func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) er
 	var speed jobSpeed
 	var printed time.Time
 	var state dlq.JobState
+	var seen [4]int64
+	var moved time.Time
 	for {
 		job, err := letters.Job(ctx, id)
+		if err != nil && ctx.Err() == nil {
+			return err
+		}
 		if ctx.Err() != nil {
 			fmt.Fprintf(w, "%sjob %d goes on; oncemill jobs watch %d follows it, oncemill jobs cancel %d ends it\n", newline(width), id, id, id)
 			return nil
 		}
-		if err != nil {
-			return err
-		}
 		now := time.Now()
 		over := job.Ended() || job.State == dlq.JobPaused
+		if counts := [4]int64{job.Total, job.Pending, job.Asked, job.Done()}; counts != seen || moved.IsZero() {
+			seen, moved = counts, now
+		}
 		line := oneLine(jobLine(job, speed.left(job, now)))
+		if job.Asked == 0 && now.Sub(moved) > watchIdle {
+			line += "; nobody runs it: is there a relay?"
+		}
 		switch {
 		case width > 0:
 			if runes := []rune(line); len(runes) >= width {
