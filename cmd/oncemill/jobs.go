@@ -204,17 +204,19 @@ func newline(width int) string {
 	return ""
 }
 
-// jobLine is the progress of a job.
+// jobLine is the progress of a job, what matters most first: a terminal cuts it.
 func jobLine(j *dlq.Job, left string) string {
-	line := fmt.Sprintf("job %d %s: %d of %d done%s; %d replayed, %d failed again, %d discarded, %d taken by others", j.ID, j.State, j.Done(), j.Total, left, j.Replayed, j.Failed, j.Discarded, j.Taken)
-	if j.Skipped > 0 {
-		line += fmt.Sprintf(", %d skipped", j.Skipped)
-	}
-	if j.Asked > 0 {
-		line += fmt.Sprintf(", %d in progress", j.Asked)
-	}
+	line := fmt.Sprintf("job %d %s: %d of %d done%s", j.ID, j.State, j.Done(), j.Total, left)
 	if note := jobNote(j); note != "" {
 		line += "; " + note
+	}
+	for _, count := range []struct {
+		n    int64
+		what string
+	}{{j.Failed, "failed again"}, {j.Replayed, "replayed"}, {j.Asked, "in progress"}, {j.Discarded, "discarded"}, {j.Taken, "taken by others"}, {j.Skipped, "skipped"}} {
+		if count.n > 0 {
+			line += fmt.Sprintf("; %d %s", count.n, count.what)
+		}
 	}
 	return line
 }
