@@ -158,12 +158,12 @@ func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) er
 	var moved time.Time
 	for {
 		job, err := letters.Job(ctx, id)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case ctx.Err() != nil:
+			_, err = fmt.Fprintf(w, "%sjob %d goes on; oncemill jobs watch %d follows it, oncemill jobs cancel %d ends it\n", newline(width), id, id, id)
 			return err
-		}
-		if ctx.Err() != nil {
-			fmt.Fprintf(w, "%sjob %d goes on; oncemill jobs watch %d follows it, oncemill jobs cancel %d ends it\n", newline(width), id, id, id)
-			return nil
+		case err != nil:
+			return err
 		}
 		now := time.Now()
 		over := job.Ended() || job.State == dlq.JobPaused
