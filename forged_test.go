@@ -142,13 +142,15 @@ func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 		"inbox":        {"consumer": "stock"}, "inbox_failures": {"consumer": "stock"}, "inbox_sequences": {"consumer": "stock", "key": "", "seq": 1},
 		"inbox_refused": {"consumer": "stock", "topic": "", "reason": "", "refused": 1, "total": 1},
 		"audit":         {"actor": "x", "action": "x", "subject": "x"}, "dead_letter_notes": {"letter": 1, "actor": "x", "text": "x"},
+		"dead_letter_jobs":        {"state": "running", "actor": "x", "reason": "x", "filter": "{}", "bound": 9, "canary": 0, "rate": 100, "stop_after": 0},
+		"dead_letter_job_letters": {"job": 1, "letter": 1},
 	}
 	may := []column{{"dead_letters", "state", "state"}, {"dead_letters", "closed_at", "timestamp with time zone"}, {"dead_letters", "acted_by", "text"}}
 	roles := map[string]*sql.DB{"producer": s.producer, "stock": s.stock, "operator": s.operator}
 	taken := map[string]int{}
 	for i := range 1000 {
 		role := r.of("producer", "stock", "operator").(string)
-		table := r.of("outbox", "scheduled", "dead_letters", "dead_letters", "audit", "dead_letter_notes", tables[r.IntN(len(tables))]).(string)
+		table := r.of("outbox", "scheduled", "dead_letters", "dead_letters", "audit", "dead_letter_notes", "dead_letter_jobs", tables[r.IntN(len(tables))]).(string)
 		own := byTable[table]
 		var text string
 		var args []any
@@ -199,12 +201,12 @@ func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 		}
 	}
 	t.Logf("taken: %v", taken)
-	for _, some := range []string{"producer insert outbox", "producer insert scheduled", "stock insert dead_letters", "operator update dead_letters", "operator insert audit", "operator insert dead_letter_notes"} {
+	for _, some := range []string{"producer insert outbox", "producer insert scheduled", "stock insert dead_letters", "operator update dead_letters", "operator insert audit", "operator insert dead_letter_notes", "operator insert dead_letter_jobs"} {
 		if taken[some] == 0 {
 			t.Errorf("nothing was taken of %s: the test shows nothing", some)
 		}
 	}
-	written := []string{"operator insert audit", "operator insert dead_letter_notes", "operator insert pauses", "operator insert lane_commands"}
+	written := []string{"operator insert audit", "operator insert dead_letter_notes", "operator insert dead_letter_jobs", "operator update dead_letter_jobs", "operator insert dead_letter_job_letters", "operator insert pauses", "operator insert lane_commands"}
 	for what := range taken {
 		words := strings.Fields(what)
 		role, table := words[0], words[2]
@@ -222,7 +224,10 @@ func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 	// Nobody reads or locks what is others'.
 	for role, db := range roles {
 		for _, table := range tables {
-			mine := map[string][]string{"stock": {"inbox", "inbox_failures", "inbox_sequences", "inbox_refused", "dead_letters", "pauses"}, "operator": {"dead_letters", "dead_letter_notes", "audit", "pauses"}}[role]
+			mine := map[string][]string{
+				"stock":    {"inbox", "inbox_failures", "inbox_sequences", "inbox_refused", "dead_letters", "pauses"},
+				"operator": {"dead_letters", "dead_letter_notes", "dead_letter_jobs", "dead_letter_job_letters", "audit", "pauses"},
+			}[role]
 			if !slices.Contains(append(mine, "migrations"), table) {
 				if _, err := db.ExecContext(t.Context(), `select from oncemill.`+table); sqlerr.State(err) != "42501" {
 					t.Errorf("%s reads %s: %v", role, table, err)

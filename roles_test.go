@@ -290,6 +290,28 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 		t.Errorf("%d effects, want 2", n)
 	}
 
+	// A job of the operator, which the relay runs.
+	s.broker.refuse(true, "again")
+	s.publish(t, 0, "again")
+	again := s.theLetter(t, "again")
+	s.broker.refuse(false, "again")
+	job, err := s.letters.StartJob(t.Context(), dlq.JobPlan{IDs: []int64{again.ID}}, dlq.Act{By: "heidi", Reason: "mended"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.letters.PauseJob(t.Context(), job.ID, dlq.Act{By: "heidi"}); err != nil {
+		var ended *dlq.JobStateError
+		if !errors.As(err, &ended) {
+			t.Error(err)
+		}
+	} else if _, err := s.letters.ResumeJob(t.Context(), job.ID, dlq.Act{By: "heidi"}); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the job", func() bool {
+		j, err := s.letters.Job(t.Context(), job.ID)
+		return err == nil && j.State == dlq.JobFinished && j.Replayed == 1 && len(s.broker.published("again")) == 1
+	})
+
 	// Notes, a discard that is undone, and the audit, as the operator; an edit as the editor.
 	if err := errors.Join(s.letters.AddNote(t.Context(), dead.ID, grace), s.letters.Discard(t.Context(), hopeless.ID, grace)); err == nil {
 		t.Error("what is discarded is discarded again")
@@ -381,7 +403,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := owners.Purge(t.Context()); err != nil || n != 5 {
+	if n, err := owners.Purge(t.Context()); err != nil || n != 6 {
 		t.Errorf("forgot %d letters, %v", n, err)
 	}
 	stop()

@@ -15,7 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Migrations creates the tables dead_letters and dead_letter_notes. Acts also need those of
+// Migrations creates the tables dead_letters, dead_letter_notes, dead_letter_jobs and
+// dead_letter_job_letters. Acts also need those of
 // audit.Migrations.
 var Migrations = oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations}
 

@@ -39,6 +39,15 @@
 // names. The old one stays as it is until it is purged. Each dead letter records one failure,
 // who ended it and why. [Filter.MessageID] finds all dead letters of a message.
 //
+// # Jobs
+//
+// [Store.StartJob] starts a replay job for all dead letters that a filter selects. The set is
+// frozen when the job starts. The job requests the replays at a rate, first those of a canary,
+// and pauses when replays fail again ([JobPlan]). Relays run the jobs, or a [Runner]. Each step
+// is one transaction: states of dead letters, counts of the job, entries of the audit. So a
+// process that dies loses nothing, and a dead letter that several jobs and operators want is
+// replayed once.
+//
 // # Audit
 //
 // Each act of a person (replay, edit, discard, restore, note, import) writes an entry for each

@@ -62,3 +62,14 @@ func (e *LineError) Error() string { return fmt.Sprintf("dlq: line %d: %v", e.Li
 
 // Unwrap returns what is wrong with the line.
 func (e *LineError) Unwrap() error { return e.Err }
+
+// JobStateError means that a job was left alone because of its state.
+type JobStateError struct {
+	ID     int64
+	State  JobState // current state
+	Action string   // refused action: "paused", "resumed" or "canceled"
+}
+
+func (e *JobStateError) Error() string {
+	return fmt.Sprintf("dlq: job %d cannot be %s: it is %s", e.ID, e.Action, e.State)
+}

@@ -9,7 +9,7 @@ import (
 
 // failing holds what fails again and again in an outage, so that an outage is a dozen lines.
 type failing struct {
-	heartbeats, reads, removes, tasks, upkeep, moves, gauges, archive, pauses, commands repeats.Series
+	heartbeats, reads, removes, tasks, upkeep, moves, gauges, archive, jobs, pauses, commands repeats.Series
 
 	letters repeats.Series // dead letters
 	topics  topicLog

@@ -13,28 +13,6 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 )
 
-func newReplay(opts *options) *cobra.Command {
-	var act dlq.Act
-	cmd := &cobra.Command{
-		Use:   "replay ID...",
-		Short: "Deliver the messages of dead letters again",
-		Args:  wrongUse(someLetters),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			ids, err := letterIDs(args)
-			if err != nil {
-				return err
-			}
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				accepted, err := letters.Replay(cmd.Context(), ids, act)
-				fmt.Fprintf(cmd.OutOrStdout(), "%d of %d will be replayed\n", len(accepted), len(ids))
-				return err
-			})
-		},
-	}
-	actFlags(cmd, &act, "why, for the record")
-	return cmd
-}
-
 func newDiscard(opts *options) *cobra.Command {
 	return newEach(opts, &cobra.Command{
 		Use:   "discard ID...",

@@ -27,6 +27,8 @@ var ErrNotFound = errors.New("not found")
 // audit in its transaction; auditstore.ErrNotMigrated means that there is no table for
 // them, and nothing was done.
 type Store interface {
+	Jobs
+
 	// Get returns a dead letter with its message and, if it was replayed and failed again,
 	// the id of the dead letter of that. Otherwise the error is ErrNotFound.
 	Get(ctx context.Context, id int64) (*Letter, error)
@@ -144,6 +146,12 @@ type texts struct {
 	Replay, ReplayEdited, Discard, Restore   string
 	AddNote                                  string
 	CountOpen, Stuck, Groups                 string
+	NewestLetter, StartJob, DueJob, LockJob  string
+	LookForJob                               string
+	GetJob, ListJobs, SaveJob, AddJobLetters string
+	PendingJobLetters, AskJobLetters         string
+	EndJobLetters, JobOutcomes               string
+	PurgeJobLetters, PurgeJob                string
 	NewestByTime, OldestByTime               string
 	NewestByMessage, OldestByMessage         string
 	NewestByKey, OldestByKey                 string

@@ -50,7 +50,9 @@ func (t *texts) by(f *Filter) lists {
 	return lists{t.NewestByTime, t.OldestByTime}
 }
 
-func (s *store) List(ctx context.Context, f Filter) ([]*Letter, error) {
+func (s *store) List(ctx context.Context, f Filter) ([]*Letter, error) { return s.list(ctx, s.db, f) }
+
+func (s *store) list(ctx context.Context, via session, f Filter) ([]*Letter, error) {
 	by := s.text.by(&f)
 	text, start := by.newest, int64(lastMicros)
 	if f.OldestFirst {
@@ -60,7 +62,7 @@ func (s *store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 		start = f.AfterDiedAt.UnixMicro()
 	}
 	var letters []*Letter
-	err := each(ctx, s.db, func(rows *sql.Rows) error {
+	err := each(ctx, via, func(rows *sql.Rows) error {
 		l, err := scanLetter(rows, false)
 		letters = append(letters, l)
 		return err

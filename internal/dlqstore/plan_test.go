@@ -23,6 +23,14 @@ func (f *fixture) fill(t *testing.T) {
 			'refused', '', 'f' || (i % 200), DIED, case when i % 500 = 0 then DIED end
 		from n`, "DIED", died))
 	f.exec(t, `insert into {{dead_letter_notes}} (letter, actor, text) select (id - 1) / 2 + 1, 'ada', 'seen' from {{dead_letters}}`)
+	f.exec(t, strings.ReplaceAll(`
+		insert into {{dead_letter_jobs}} (state, actor, reason, filter, bound, canary, rate, stop_after, ended_at)
+		with recursive n (i) as (select 1 union all select i + 1 from n where i < 2000)
+		select case when i < 1990 then 'finished' else 'running' end, 'ada', '', '{}', 1, 0, 1, 0, case when i < 1990 then DIED end
+		from n`, "DIED", died))
+	f.exec(t, `insert into {{dead_letter_job_letters}} (job, letter, state) select 1 + id % 50, id, case when id % 10 = 0 then 'asked' when id % 10 = 1 then 'pending' else 'replayed' end from {{dead_letters}}`)
+	f.exec(t, `analyze {{dead_letter_jobs}}`)
+	f.exec(t, `analyze {{dead_letter_job_letters}}`)
 	f.exec(t, `analyze {{dead_letters}}`)
 	f.exec(t, `analyze {{dead_letter_notes}}`)
 }

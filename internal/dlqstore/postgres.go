@@ -49,8 +49,25 @@ func (s *postgres) Purge(ctx context.Context, retention time.Duration) (deleted 
 	for {
 		n, err := s.purge(ctx, retention)
 		deleted += n
-		if err != nil || n < purgeBatch {
+		if err != nil {
 			return deleted, err
+		}
+		if n < purgeBatch {
+			return deleted, s.purgeJobs(ctx, retention)
+		}
+	}
+}
+
+// purgeJobs deletes the jobs that ended longer ago than retention, in short transactions.
+func (s *postgres) purgeJobs(ctx context.Context, retention time.Duration) error {
+	for {
+		var letters, jobs int64
+		err := shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) (err error) {
+			letters, jobs, err = s.purgeSomeOfAJob(ctx, tx, retention, purgeBatch)
+			return err
+		})
+		if err != nil || letters+jobs == 0 {
+			return err
 		}
 	}
 }

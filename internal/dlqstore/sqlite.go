@@ -41,7 +41,15 @@ func jsonArray[T int64 | string](list []T) any {
 // decides when a transaction ends.
 func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (int64, error) {
 	const some = 10
-	return sqlitetx.DeleteSlices(ctx, s.db, some, func(tx *sql.Tx) (int64, error) {
+	deleted, err := sqlitetx.DeleteSlices(ctx, s.db, some, func(tx *sql.Tx) (int64, error) {
 		return database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
 	})
+	if err != nil {
+		return deleted, err
+	}
+	_, err = sqlitetx.DeleteSlices(ctx, s.db, 1, func(tx *sql.Tx) (int64, error) {
+		letters, jobs, err := s.purgeSomeOfAJob(ctx, tx, retention, 100)
+		return letters + jobs, err
+	})
+	return deleted, err
 }

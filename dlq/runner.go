@@ -1,0 +1,91 @@
+package dlq
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sleep"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// Runner runs the replay jobs of a database. Each relay runs one; run your own only where
+// there is no relay. Any number of them may run at once: each step of a job is a transaction
+// that locks the job, so a runner that dies loses nothing, and another one goes on. A Runner
+// only decides which dead letters are replayed and when; relays and inboxes deliver them.
+type Runner struct {
+	letters *Store
+	logger  *slog.Logger
+}
+
+// RunnerConfig configures a Runner. The zero value is right for most services.
+type RunnerConfig struct {
+	Config // of the Store
+
+	// Logger gets a warning when jobs cannot be run. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// NewRunner returns a runner of the jobs of db. It does no I/O. Errors are those of [New].
+func NewRunner(db *sql.DB, cfg RunnerConfig) (*Runner, error) {
+	letters, err := New(db, cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	return &Runner{letters, cfg.Logger}, nil
+}
+
+const (
+	runBusy  = 50 * time.Millisecond // between looks while a job is in progress
+	runRest  = time.Second
+	runAfter = 5 * time.Second // after the last step
+	runLimit = 15 * time.Second
+)
+
+// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again.
+// The error is that of oncemill.CheckMigrated if the tables are missing or too old.
+func (r *Runner) Run(ctx context.Context) error {
+	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil && ctx.Err() == nil {
+		return err
+	}
+	var last time.Time
+	failing := false
+	for ctx.Err() == nil {
+		worked, err := r.letters.RunJobs(ctx)
+		switch {
+		case worked:
+			last = time.Now()
+			continue
+		case err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) && !failing:
+			failing = true
+			r.logger.WarnContext(ctx, "running replay jobs failed; trying again", "error", err)
+		case err == nil && failing:
+			failing = false
+			r.logger.InfoContext(ctx, "replay jobs run again")
+		}
+		rest := runRest
+		if err == nil && time.Since(last) < runAfter {
+			rest = runBusy
+		}
+		sleep.For(ctx, rest)
+	}
+	return nil
+}
+
+// RunJobs does one step of the job that has been due for longest, in a short transaction, and
+// reports whether there was one. [Runner] calls it in a loop.
+func (s *Store) RunJobs(ctx context.Context) (worked bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, runLimit)
+	defer cancel()
+	worked, err = s.store.RunJob(ctx)
+	if err != nil {
+		return false, fmt.Errorf("dlq: run job: %w", err)
+	}
+	return worked, nil
+}

@@ -1,0 +1,312 @@
+package dlqstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/auditstore"
+	"github.com/oncemill/oncemill/internal/text"
+)
+
+const (
+	jobStepEvery = 100 * time.Millisecond // while there is something to do
+	jobRestEvery = time.Second            // while replays are waited for
+	jobCollects  = 500                    // dead letters in a step
+	jobAsks      = 500
+	jobLooks     = 1000
+	jobMostAsked = 10_000 // replays that nobody has carried out yet
+
+	// jobSettles is how long a relay has had a message back before its replay counts. Its
+	// publish has usually failed by then, if it does.
+	jobSettles = 3 * time.Second
+
+	// jobStuck is how long a replay takes at most, normally; see dlq.StuckAfter.
+	jobStuck = time.Minute
+
+	// jobCatchUp bounds the replays that were not requested while nobody ran the job.
+	jobCatchUp = 500 * time.Millisecond
+)
+
+func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
+	// A look without a lock first: on SQLite a transaction would keep writers waiting.
+	var due int64
+	if err := s.db.QueryRowContext(ctx, s.text.LookForJob).Scan(&due); err != nil {
+		if errors.Is(err, sql.ErrNoRows) {
+			return false, nil
+		}
+		return false, err
+	}
+	err = s.write(ctx, func(tx *sql.Tx) error {
+		worked = false
+		j, err := scanJob(tx.QueryRowContext(ctx, s.text.DueJob))
+		switch {
+		case errors.Is(err, sql.ErrNoRows): // another runner has it
+			return nil
+		case err != nil:
+			return err
+		}
+		worked = true
+		return s.step(ctx, tx, j)
+	})
+	return worked && err == nil, err
+}
+
+// step does the next step of a locked job.
+func (s *store) step(ctx context.Context, tx *sql.Tx, j *Job) error {
+	before, state := j.JobCounts, j.State
+	if err := s.lookForOutcomes(ctx, tx, j); err != nil {
+		return err
+	}
+	var err error
+	if j.unreadable && (j.State == jobCollecting || j.State == jobRunning) {
+		if err := s.stop(ctx, tx, j, "its plan cannot be read"); err != nil {
+			return err
+		}
+		return s.saveJob(ctx, tx, j, jobRestEvery)
+	}
+	switch j.State {
+	case jobCollecting:
+		err = s.collect(ctx, tx, j)
+	case jobRunning:
+		err = s.advance(ctx, tx, j)
+	case jobCanceling:
+		if j.Asked == 0 {
+			j.State = jobCanceled
+			err = s.recordJob(ctx, tx, j, actJobEnd, j.By, j.Reason, j.summary())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	pause := jobRestEvery
+	switch {
+	case state == jobCollecting:
+		pause = 0
+	case j.JobCounts != before, j.State == jobRunning && j.Pending > 0 && j.Asked < jobMostAsked:
+		pause = jobStepEvery
+	}
+	return s.saveJob(ctx, tx, j, pause)
+}
+
+// collect adds the next dead letters to the set.
+func (s *store) collect(ctx context.Context, tx *sql.Tx, j *Job) error {
+	f := j.Plan.Filter
+	if j.part < len(f.States) {
+		page, err := s.list(ctx, tx, Filter{
+			States: f.States[j.part : j.part+1], Source: f.Source, Consumer: f.Consumer, Topic: f.Topic, Key: f.Key, MessageID: f.MessageID,
+			Reason: f.Reason, Fingerprint: f.Fingerprint, From: f.From, Until: f.Until,
+			OldestFirst: true, Limit: jobCollects, AfterDiedAt: time.UnixMicro(j.afterDiedAt), AfterID: j.afterID,
+		})
+		if err != nil {
+			return err
+		}
+		var ids []int64
+		for _, l := range page {
+			if l.ID <= j.bound {
+				ids = append(ids, l.ID)
+			}
+			j.afterDiedAt, j.afterID = l.DiedAt.UnixMicro(), l.ID
+		}
+		if len(page) == jobCollects {
+			return s.addLetters(ctx, tx, j, ids)
+		}
+		j.part, j.afterDiedAt, j.afterID = j.part+1, 0, 0
+		if err := s.addLetters(ctx, tx, j, ids); err != nil {
+			return err
+		}
+	}
+	if j.part >= len(f.States) {
+		j.collected, j.State, j.elapsed = true, jobRunning, 0
+	}
+	return nil
+}
+
+// advance requests the next replays of a running job, or ends or pauses it.
+func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
+	failures := j.Failed - j.failedBefore
+	canary := int64(j.Plan.Canary)
+	switch {
+	case j.Plan.StopAfter > 0 && failures >= int64(j.Plan.StopAfter):
+		return s.stop(ctx, tx, j, fmt.Sprintf("stopped after %d renewed failures", failures))
+	case j.canaryRuns() && (j.asks() >= canary || j.Pending == 0) && j.Asked == 0:
+		if failures > 0 {
+			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.asks()))
+		}
+		j.CanaryPassed, j.elapsed = true, 0
+		if err := s.recordJob(ctx, tx, j, actJobCanary, j.By, j.Reason, ""); err != nil || j.Pending > 0 {
+			return err
+		}
+	}
+	if j.Pending == 0 {
+		if j.Asked > 0 {
+			return nil
+		}
+		j.State = jobFinished
+		return s.recordJob(ctx, tx, j, actJobEnd, j.By, j.Reason, j.summary())
+	}
+	n := j.budget()
+	if j.canaryRuns() {
+		n = min(n, canary-j.asks())
+	}
+	if n <= 0 {
+		return nil
+	}
+	return s.ask(ctx, tx, j, n)
+}
+
+// stop pauses a job because of what happened to its replays.
+func (s *store) stop(ctx context.Context, tx *sql.Tx, j *Job, why string) error {
+	j.State, j.Note = jobPaused, why
+	return s.recordJob(ctx, tx, j, actJobStop, j.By, j.Reason, why)
+}
+
+func (j *Job) canaryRuns() bool { return j.Plan.Canary > 0 && !j.CanaryPassed }
+
+// asks is the number of replays that the job has requested so far.
+func (j *Job) asks() int64 { return j.Asked + j.Replayed + j.Failed + j.Discarded }
+
+func (j *Job) summary() string {
+	return fmt.Sprintf("of %d dead letters, %d replayed, %d failed again, %d discarded, %d taken by others, %d skipped",
+		j.sum(), j.Replayed, j.Failed, j.Discarded, j.Taken, j.Skipped)
+}
+
+// budget returns how many replays the rate permits now, and keeps the rest of the elapsed
+// time. Time in which nobody ran the job, or a clock that was set, is not made up for.
+func (j *Job) budget() int64 {
+	each := time.Second / time.Duration(j.Plan.Rate)
+	j.elapsed = min(max(0, j.elapsed), max(jobCatchUp, each))
+	n := min(int64(j.elapsed/each), jobAsks, jobMostAsked-j.Asked)
+	j.elapsed -= time.Duration(max(0, n)) * each
+	return n
+}
+
+// ask requests at most n replays.
+func (s *store) ask(ctx context.Context, tx *sql.Tx, j *Job, n int64) error {
+	ids, err := s.column(ctx, tx, s.text.PendingJobLetters, j.ID, n)
+	if err != nil {
+		return err
+	}
+	did, err := s.column(ctx, tx, s.text.Replay, s.ids(ids), text.Clean(j.By), text.Clean(j.Reason))
+	if err != nil {
+		return err
+	}
+	if taken := slices.DeleteFunc(ids, func(id int64) bool { return slices.Contains(did, id) }); len(taken) > 0 {
+		if err := s.endLetters(ctx, tx, j, "taken", taken); err != nil {
+			return err
+		}
+		j.Pending, j.Taken = j.Pending-int64(len(taken)), j.Taken+int64(len(taken))
+	}
+	if len(did) == 0 {
+		return nil
+	}
+	if _, err := tx.ExecContext(ctx, s.text.AskJobLetters, j.ID, s.ids(did)); err != nil {
+		return err
+	}
+	j.Pending, j.Asked = j.Pending-int64(len(did)), j.Asked+int64(len(did))
+	act := auditstore.Act{Action: actReplay, By: j.By, Reason: j.Reason, Details: "replay_job " + strconv.FormatInt(j.ID, 10)}
+	for _, id := range did {
+		act.Subjects = append(act.Subjects, "dead_letter "+strconv.FormatInt(id, 10))
+	}
+	return s.audit.Record(ctx, tx, act)
+}
+
+func (s *store) endLetters(ctx context.Context, tx *sql.Tx, j *Job, state string, ids []int64) error {
+	_, err := tx.ExecContext(ctx, s.text.EndJobLetters, j.ID, s.ids(ids), state)
+	return err
+}
+
+// outcome is what is known of a replay that a job has requested.
+type outcome struct {
+	letter, asked       int64 // asked: the version
+	state               string
+	version             int64
+	source, consumer    string
+	closedFor, askedFor int64 // microseconds
+	failedAgain         bool
+}
+
+// of returns the state of the job's letter; "" while the replay is not over.
+func (o *outcome) of() string {
+	switch {
+	case o.state == "": // purged
+		return "taken"
+	case o.state == "replaying":
+		if o.version != o.asked {
+			return "taken"
+		}
+		return ""
+	case o.state != "replayed":
+		return "discarded"
+	case o.version != o.asked+1:
+		return "taken"
+	case o.failedAgain:
+		return "failed"
+	case o.source == "relay" && time.Duration(o.closedFor)*time.Microsecond < jobSettles:
+		return ""
+	}
+	return "replayed"
+}
+
+// lookForOutcomes records what has become of the next of the replays that were requested.
+func (s *store) lookForOutcomes(ctx context.Context, tx *sql.Tx, j *Job) error {
+	if j.Asked == 0 {
+		j.Waiting = ""
+		return nil
+	}
+	ended := map[string][]int64{}
+	looked, stuck := 0, ""
+	err := each(ctx, tx, func(rows *sql.Rows) error {
+		var o outcome
+		if err := rows.Scan(&o.letter, &o.asked, &o.state, &o.version, &o.source, &o.consumer, &o.closedFor, &o.askedFor, &o.failedAgain); err != nil {
+			return err
+		}
+		looked++
+		j.lookAfter = o.letter
+		if state := o.of(); state != "" {
+			ended[state] = append(ended[state], o.letter)
+		} else if o.state == "replaying" && stuck == "" && time.Duration(o.askedFor)*time.Microsecond > jobStuck {
+			stuck = "nobody carries out the replays of relays"
+			if o.source == "consumer" {
+				stuck = "nobody carries out the replays of consumer " + o.consumer
+			}
+		}
+		return nil
+	}, s.text.JobOutcomes, j.ID, j.lookAfter, jobLooks)
+	if err != nil {
+		return err
+	}
+	if looked < jobLooks {
+		j.lookAfter = 0
+	}
+	for state, count := range map[string]*int64{"replayed": &j.Replayed, "failed": &j.Failed, "discarded": &j.Discarded, "taken": &j.Taken} {
+		if ids := ended[state]; len(ids) > 0 {
+			if err := s.endLetters(ctx, tx, j, state, ids); err != nil {
+				return err
+			}
+			*count, j.Asked = *count+int64(len(ids)), j.Asked-int64(len(ids))
+		}
+	}
+	switch {
+	case stuck != "":
+		j.Waiting = stuck
+	case len(ended) > 0:
+		j.Waiting = ""
+	}
+	return nil
+}
+
+// column returns the ids that a statement returns.
+func (s *store) column(ctx context.Context, tx *sql.Tx, query string, args ...any) (ids []int64, err error) {
+	err = each(ctx, tx, func(rows *sql.Rows) error {
+		var id int64
+		err := rows.Scan(&id)
+		ids = append(ids, id)
+		return err
+	}, query, args...)
+	return ids, err
+}

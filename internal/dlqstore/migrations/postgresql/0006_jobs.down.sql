@@ -1,0 +1,2 @@
+drop table {{dead_letter_job_letters}};
+drop table {{dead_letter_jobs}};
