@@ -60,7 +60,7 @@ var (
 
 // faults returns all kinds.
 func (h *hurt) faults() []fault {
-	return slices.Concat(h.processFaults(), h.crashFaults(), h.databaseFaults(), h.brokerFaults())
+	return slices.Concat(h.processFaults(), h.crashFaults(), h.databaseFaults(), h.brokerFaults(), h.pauses())
 }
 
 func kind(name string, targets []string, least, most time.Duration) nemesis.Kind {

@@ -41,13 +41,16 @@ const turnLanes = 4
 // last.
 const isolatedTurns = 2 * isolatedMessages
 
-// share is how long a lane may keep the turn. Then every lane has its turn within half a lease,
-// if the database is not slow: the lanes have waited for the lease of the worker that died.
-func (e *engine) share() time.Duration { return e.limits.lease / (2 * outbox.Lanes) }
+// share is how long so many lanes may keep the turn. Then every lane has its turn within half a
+// lease, if the database is not slow: the lanes have waited for the lease of the worker that died.
+func (e *engine) share(lanes int) time.Duration {
+	return e.limits.lease * time.Duration(lanes) / (2 * outbox.Lanes)
+}
 
-// mayKeepTurn reports whether a lane may go on in its turn.
+// mayKeepTurn reports whether a lane may go on in its turn. Where lanes share one, their keys have
+// the time for some messages each.
 func (e *engine) mayKeepTurn(l *lane, now time.Time) bool {
-	return l.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(l.turnBegan) < e.share())
+	return l.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(l.turnBegan) < e.share(len(e.isolation.group)))
 }
 
 // isolatedMessages is how many messages a lane sends in turns before it is trusted again: its
@@ -157,13 +160,30 @@ func (e *engine) companions(l *lane, now time.Time) (with []*lane) {
 	return with
 }
 
+// active are the lanes that are not draining, first those with crashes. Where a worker has too many,
+// it gives back the last ones: with a lane it would give back what the lane has shown so far, and
+// the next worker would begin again.
+func (e *engine) active() (lanes []int) {
+	var trusted []int
+	for number, l := range e.lanes {
+		switch {
+		case l == nil || l.draining:
+		case l.isolated():
+			lanes = append(lanes, number)
+		default:
+			trusted = append(trusted, number)
+		}
+	}
+	return append(lanes, trusted...)
+}
+
 // offerTurn lets the isolated lanes take the turn in their order. Otherwise it would go to
 // those that the rounds over all lanes happen to come to. One that does not take it is passed
 // over.
 func (e *engine) offerTurn(now time.Time) {
 	i := &e.isolation
 	if i.next != nil {
-		if e.wantsTurn(i.next, now) && now.Sub(i.offered) <= e.share() {
+		if e.wantsTurn(i.next, now) && now.Sub(i.offered) <= e.share(1) {
 			return
 		}
 		i.last, i.next = i.next.number, nil

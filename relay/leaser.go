@@ -54,7 +54,7 @@ func newLeaser(w *worker) *leaser {
 
 // holding is the loop's report on its lanes.
 type holding struct {
-	active   []int         // held, not draining; sorted
+	active   []int         // held, not draining; the last ones are given back first
 	renew    []int         // active and draining ones, except those that hang
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now

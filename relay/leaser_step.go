@@ -89,7 +89,7 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	have.unfit = unfitFor > s.cfg.Lease/4
 	grace := s.cfg.Lease / 3
 	ok := s.call(ctx, func(e *engine, now time.Time) {
-		have.atRest = e.atRest()
+		have.atRest, have.active = e.atRest(), e.active()
 		for _, l := range e.leaving {
 			have.hung = have.hung || l.hung(now, grace)
 		}
@@ -105,8 +105,6 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 				e.drop(number)
 				have.released = append(have.released, number)
 				continue
-			case !l.draining:
-				have.active = append(have.active, number)
 			}
 			have.epochs[number] = l.epoch
 			switch {

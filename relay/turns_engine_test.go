@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -239,5 +240,60 @@ func TestEngine_SendsNothingAloneInASharedTurn(t *testing.T) {
 	d.run(time.Minute, 10*time.Millisecond, look)
 	if alone != 1 {
 		t.Errorf("it is sent %d times once it is alone", alone)
+	}
+}
+
+// A lane has few keys, and a confirm takes a while: the turn that it shares is long enough for several
+// messages of each key, or it would need another one.
+func TestEngine_TrustsLanesOfFewKeysAfterOneTurn(t *testing.T) {
+	t.Parallel()
+	const lanes, confirm = 16, 25 * time.Millisecond
+	var numbers []int
+	for n := range lanes {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+	d.taskTime = 10 * time.Millisecond
+	for _, n := range numbers {
+		d.lanes[n].crashes = isolatedFrom
+		for i := range 200 {
+			d.add(n, 1, "A", fmt.Sprint("key ", i%8))
+		}
+	}
+	sent := map[*entry]time.Time{}
+	d.answer = func(m *entry) error {
+		sent[m] = d.now
+		return errSilence
+	}
+	turns, had, trusted := 0, (*lane)(nil), 0
+	d.run(10*time.Second, time.Millisecond, func() {
+		for m, at := range sent {
+			if d.now.Sub(at) >= confirm {
+				delete(sent, m)
+				d.outcome(m, d.now, nil)
+			}
+		}
+		if l := d.isolation.turn; l != had && l != nil {
+			turns++
+		}
+		had, trusted = d.isolation.turn, 0
+		for _, n := range numbers {
+			if d.lanes[n].crashes == 0 {
+				trusted++
+			}
+		}
+	})
+	if trusted < lanes || turns > lanes/turnLanes {
+		t.Errorf("%d of %d lanes are trusted after %d turns", trusted, lanes, turns)
+	}
+}
+
+// A worker that has too many lanes keeps those with crashes: what they have shown would be lost.
+func TestEngine_KeepsLanesWithCrashes(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0, 1, 2, 3)
+	d.lanes[2].crashes, d.lanes[1].draining = isolatedFrom, true
+	if got := d.active(); !slices.Equal(got, []int{2, 0, 3}) {
+		t.Errorf("%v are its lanes, the last ones to be given back first", got)
 	}
 }

@@ -83,7 +83,7 @@ func (j *judge) concerns(f Fault, kind, name string) bool {
 	case "topic": // the second hop's messages begin to wait before their handler has committed
 		return f.Target == "topic "+name || name == secondHop && strings.HasPrefix(f.Target, firstHop+"-")
 	case "consumer":
-		return strings.HasPrefix(f.Target, name+"-") || slices.Contains(inboxTables, f.Target) ||
+		return strings.HasPrefix(f.Target, name+"-") || f.Target == "consumer "+name || slices.Contains(inboxTables, f.Target) ||
 			name == firstHop && f.Target == "table mirror"
 	}
 	return false

@@ -33,6 +33,7 @@ import (
 	"github.com/oncemill/oncemill/mill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // Roles of processes.
@@ -182,7 +183,7 @@ func migrate(ctx context.Context, dsn string) (err error) {
 
 // Migrate creates the tables of the library, or migrates them to what this build needs.
 func Migrate(ctx context.Context, db *sql.DB) error {
-	return oncemill.Migrate(ctx, db, Database, outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
+	return oncemill.Migrate(ctx, db, Database, outbox.Migrations, relay.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
 }
 
 // open returns a pool of the business schema.
