@@ -8,5 +8,5 @@
 // once, and idempotency runs a retried HTTP request once.
 //
 //	cfg := oncemill.Config{}
-//	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
+//	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
 package oncemill

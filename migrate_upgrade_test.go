@@ -24,6 +24,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 func TestMigrate_AcceptsANewerCompatibleDatabase(t *testing.T) {
@@ -231,7 +232,7 @@ func latest(t *testing.T, p *testDB, set oncemill.Migrations) int {
 
 func TestMigrateDown_UndoesStepByStep(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		all := []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
+		all := []oncemill.Migrations{outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
 		if err := p.migrate(t, files("shop", makeBox)); err != nil {
 			t.Fatal(err)
 		}

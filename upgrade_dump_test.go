@@ -26,6 +26,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/relaytest"
+	"github.com/oncemill/oncemill/steer"
 )
 
 // A database that an older version has left in the middle of its work is migrated, and the
@@ -90,7 +91,7 @@ func unzip(t *testing.T, name string) []byte {
 func goOn(t *testing.T, db *sql.DB, cfg oncemill.Config) {
 	t.Helper()
 	for range 2 {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
 )
 
 func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
@@ -36,7 +37,7 @@ type patient struct {
 
 func newPatient(t *testing.T, db *sql.DB, cfg oncemill.Config) *patient {
 	t.Helper()
-	err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
+	err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, relay.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,6 +50,9 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	case outcomeUnavailable:
 		slow := !now.Before(m.deadline) && e.circuits.passed > m.sent
 		m.unanswered = true
+		if e.circuits.inOrder && !lost && !l.draining {
+			l.restarting = true // wherever m goes: the sink may have ended the term
+		}
 		if slow {
 			e.doubt(m, now, err, lost)
 			break

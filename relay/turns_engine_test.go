@@ -297,3 +297,26 @@ func TestEngine_KeepsLanesWithCrashes(t *testing.T) {
 		t.Errorf("%v are its lanes, the last ones to be given back first", got)
 	}
 }
+
+// In a pipeline each message without an answer ends its term, also one that was alone in flight and
+// waits in the table parked then: a sink that lost its connection takes nothing more of that term.
+// (Simulation, seed 7282.)
+func TestEngine_AMessageWithoutAnAnswerEndsItsTerm(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{order: OrderPerKeyPipelined}, 0, 1)
+	d.add(0, 1, "A", "")
+	slow := d.nextPublish(d.now, d.now.Add(time.Second))
+	d.add(1, 1, "A", "")
+	for _, m := range d.nextPublish(d.now, d.now.Add(time.Second)) {
+		d.outcome(m, d.now, nil) // others pass
+	}
+	if len(slow) != 1 || d.circuits.passed == 0 {
+		t.Fatalf("%d messages are in flight", len(slow))
+	}
+	d.now = d.now.Add(2 * time.Second)
+	term := slow[0].Term
+	d.outcome(slow[0], d.now, errNack)
+	if got := d.lanes[0].term; got <= term {
+		t.Errorf("the message may be sent again in its term, %d", got)
+	}
+}
