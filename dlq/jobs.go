@@ -68,12 +68,10 @@ type Job struct {
 	CreatedAt time.Time
 	EndedAt   time.Time // zero until then
 
-	// CanaryPassed reports that the canary ended well, or that somebody resumed the job after
-	// it failed.
-	CanaryPassed bool
+	CanaryPassed bool // the canary ended well
 
 	Note    string // why it is paused or canceled
-	Waiting string // who does not carry out its replays for a minute or longer, or empty
+	Waiting string // who does not carry out its replays for a minute or longer, or why its last step failed, or empty
 
 	Total     int64 // grows while the job is collecting
 	Pending   int64 // not requested yet
@@ -194,8 +192,9 @@ func (s *Store) PauseJob(ctx context.Context, id int64, act Act) (*Job, error) {
 	return changeJob(ctx, s.store.PauseJob, "paused", id, act)
 }
 
-// ResumeJob resumes a paused job. It accepts the failures so far: a canary that failed counts
-// as passed, and StopAfter counts from zero. The error is a [*JobStateError] in other states.
+// ResumeJob resumes a paused job. StopAfter counts from zero. If a replay of the canary has
+// failed again, another canary follows, which has to end well; to go on without one, cancel
+// the job and start another. The error is a [*JobStateError] in other states.
 func (s *Store) ResumeJob(ctx context.Context, id int64, act Act) (*Job, error) {
 	return changeJob(ctx, s.store.ResumeJob, "resumed", id, act)
 }

@@ -47,16 +47,22 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 		worker := func(name string) *process {
 			return startProcess(t, p, broker, workerSpec{Name: name, History: 24 * time.Hour, Lease: 15 * time.Second, Window: 64, Batch: 64, Retry: relay.Retry{MaxAttempts: 1}})
 		}
+		began := time.Now()
+		step := func(what string) {
+			t.Logf("%d dead letters: %s after %v", n, what, time.Since(began).Round(time.Second/10))
+			began = time.Now()
+		}
 		first := worker("first")
 		eventually(t, "all are dead", func() bool {
 			return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) == n
 		})
 		mended.Store(true)
-
+		step("died")
 		preview, err := letters.PreviewJob(t.Context(), dlq.JobPlan{})
 		if err != nil || preview.Total != int64(min(n, 10_000)) || preview.Partial != (n > 10_000) {
 			t.Errorf("preview %+v, %v", preview, err)
 		}
+		step("dry run")
 		act, other := dlq.Act{By: "ada", Reason: "broker is mended"}, dlq.Act{By: "bob", Reason: "mine"}
 		job, err := letters.StartJob(t.Context(), dlq.JobPlan{Canary: 10, Rate: 500, StopAfter: 20}, act)
 		if err != nil {
@@ -73,6 +79,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			return j
 		}
 		eventually(t, "the job is in the middle", func() bool { j := get(job.ID); return j.CanaryPassed && j.Total-j.Pending > int64(n)/10 })
+		step("canary and a tenth")
 		first.kill()
 		if j := get(job.ID); j.Pending == 0 || j.Ended() {
 			t.Fatalf("the kill came too late: %+v", j)
@@ -102,6 +109,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			}
 			return a.State == dlq.JobFinished && b.State == dlq.JobFinished
 		})
+		step("replayed by two jobs, with the kill")
 		third.end()
 		a, b := get(job.ID), get(second.ID)
 		if a.Total != int64(n) || a.Failed+b.Failed != 0 || a.Replayed+b.Replayed+int64(len(mine)) != int64(n) || a.Taken != int64(len(mine))+b.Replayed {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/auditstore"
@@ -14,12 +15,14 @@ import (
 )
 
 const (
-	jobStepEvery = 100 * time.Millisecond // while there is something to do
-	jobRestEvery = time.Second            // while replays are waited for
-	jobCollects  = 500                    // dead letters in a step
-	jobAsks      = 500
-	jobLooks     = 1000
-	jobMostAsked = 10_000 // replays that nobody has carried out yet
+	jobStepEvery   = 100 * time.Millisecond // while there is something to do
+	jobRestEvery   = time.Second            // while replays are waited for
+	jobFailedEvery = 10 * time.Second       // after a step that failed
+	jobPostpones   = 2 * time.Second        // at most
+	jobCollects    = 500                    // dead letters in a step
+	jobAsks        = 500
+	jobLooks       = 1000
+	jobMostAsked   = 10_000 // replays that nobody has carried out yet
 
 	// jobSettles is how long a relay has had a message back before its replay counts. Its
 	// publish has usually failed by then, if it does.
@@ -30,6 +33,8 @@ const (
 
 	// jobCatchUp bounds the replays that were not requested while nobody ran the job.
 	jobCatchUp = 500 * time.Millisecond
+
+	stepFailed = "its last step failed: " // a prefix of Job.Waiting
 )
 
 func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
@@ -41,8 +46,9 @@ func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
 		}
 		return false, err
 	}
+	var id int64
 	err = s.write(ctx, func(tx *sql.Tx) error {
-		worked = false
+		worked, id = false, 0
 		j, err := scanJob(tx.QueryRowContext(ctx, s.text.DueJob))
 		switch {
 		case errors.Is(err, sql.ErrNoRows): // another runner has it
@@ -50,15 +56,31 @@ func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
 		case err != nil:
 			return err
 		}
-		worked = true
+		worked, id = true, j.ID
 		return s.step(ctx, tx, j)
 	})
+	if err != nil && id != 0 && !errors.Is(ctx.Err(), context.Canceled) {
+		err = errors.Join(fmt.Errorf("job %d: %w", id, err), s.postpone(ctx, id, err))
+	}
 	return worked && err == nil, err
+}
+
+// postpone lets other jobs go first after the step of a job has failed.
+func (s *store) postpone(ctx context.Context, id int64, failure error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), jobPostpones) // its own may have ended
+	defer cancel()
+	return s.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, s.text.PostponeJob, id, jobFailedEvery.Microseconds(), text.Clean(stepFailed+failure.Error()))
+		return err
+	})
 }
 
 // step does the next step of a locked job.
 func (s *store) step(ctx context.Context, tx *sql.Tx, j *Job) error {
 	before, state := j.JobCounts, j.State
+	if strings.HasPrefix(j.Waiting, stepFailed) {
+		j.Waiting = ""
+	}
 	if err := s.lookForOutcomes(ctx, tx, j); err != nil {
 		return err
 	}
@@ -133,9 +155,9 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	switch {
 	case j.Plan.StopAfter > 0 && failures >= int64(j.Plan.StopAfter):
 		return s.stop(ctx, tx, j, fmt.Sprintf("stopped after %d renewed failures", failures))
-	case j.canaryRuns() && (j.asks() >= canary || j.Pending == 0) && j.Asked == 0:
+	case j.canaryRuns() && (j.canaryAsks() >= canary || j.Pending == 0) && j.Asked == 0:
 		if failures > 0 {
-			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.asks()))
+			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.canaryAsks()))
 		}
 		j.CanaryPassed, j.elapsed = true, 0
 		if err := s.recordJob(ctx, tx, j, actJobCanary, j.By, j.Reason, ""); err != nil || j.Pending > 0 {
@@ -151,7 +173,7 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	}
 	n := j.budget()
 	if j.canaryRuns() {
-		n = min(n, canary-j.asks())
+		n = min(n, canary-j.canaryAsks())
 	}
 	if n <= 0 {
 		return nil
@@ -167,8 +189,9 @@ func (s *store) stop(ctx context.Context, tx *sql.Tx, j *Job, why string) error 
 
 func (j *Job) canaryRuns() bool { return j.Plan.Canary > 0 && !j.CanaryPassed }
 
-// asks is the number of replays that the job has requested so far.
-func (j *Job) asks() int64 { return j.Asked + j.Replayed + j.Failed + j.Discarded }
+// canaryAsks is how many replays the current canary has. Those that others have discarded
+// prove nothing.
+func (j *Job) canaryAsks() int64 { return j.Asked + j.Replayed + j.Failed - j.canaryFrom }
 
 func (j *Job) summary() string {
 	return fmt.Sprintf("of %d dead letters, %d replayed, %d failed again, %d discarded, %d taken by others, %d skipped",

@@ -15,7 +15,7 @@ returning id
 -- job by a minute at most.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -40,7 +40,7 @@ limit 1
 -- By primary key. Waits for a runner's step, which is short.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -51,7 +51,7 @@ for update
 -- By primary key.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -61,7 +61,7 @@ where id = $1
 -- By primary key, from its end.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -77,8 +77,16 @@ set state = $2, collected = $3, part = $4, after_died_at = $5, after_id = $6, lo
 	total = $12, pending = $13, asked = $14, replayed = $15, failed = $16, discarded = $17, taken = $18, skipped = $19,
 	due_at = clock_timestamp() + $20::bigint * interval '1 microsecond',
 	paced_at = clock_timestamp() - $21::bigint * interval '1 microsecond',
+	canary_from = $22,
 	ended_at = case when $2 in ('canceled', 'finished') then clock_timestamp() end
 where id = $1
+
+-- name: postpone_job
+-- By primary key. Waits for a step of another runner, which is short.
+update {{dead_letter_jobs}}
+set due_at = clock_timestamp() + $2::bigint * interval '1 microsecond', waiting = $3
+where id = $1
+	and ended_at is null
 
 -- name: add_job_letters
 -- By primary key of the dead letters. The caller has locked the job, so nobody else adds to it.

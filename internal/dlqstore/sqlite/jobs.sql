@@ -15,7 +15,7 @@ returning id
 -- job by a minute at most.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -39,7 +39,7 @@ limit 1
 -- By primary key. One writer: see add.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -49,7 +49,7 @@ where id = $1
 -- By primary key.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -59,7 +59,7 @@ where id = $1
 -- By primary key, from its end.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -75,8 +75,16 @@ set state = $2, collected = $3, part = $4, after_died_at = $5, after_id = $6, lo
 	total = $12, pending = $13, asked = $14, replayed = $15, failed = $16, discarded = $17, taken = $18, skipped = $19,
 	due_at = cast(unixepoch('subsec') * 1000000 as integer) + $20,
 	paced_at = cast(unixepoch('subsec') * 1000000 as integer) - $21,
+	canary_from = $22,
 	ended_at = case when $2 in ('canceled', 'finished') then cast(unixepoch('subsec') * 1000000 as integer) end
 where id = $1
+
+-- name: postpone_job
+-- By primary key. One writer: see add.
+update {{dead_letter_jobs}}
+set due_at = cast(unixepoch('subsec') * 1000000 as integer) + $2, waiting = $3
+where id = $1
+	and ended_at is null
 
 -- name: add_job_letters
 -- By primary key of the dead letters. The caller has locked the job, so nobody else adds to it.
