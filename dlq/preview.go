@@ -3,6 +3,7 @@ package dlq
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -127,6 +128,9 @@ func (s *Store) previewIDs(ctx context.Context, ids []int64, count func(*dlqstor
 				continue
 			}
 			l, err := s.store.Get(ctx, id)
+			if errors.Is(err, ErrNotFound) { // purged meanwhile
+				continue
+			}
 			if err != nil {
 				return err
 			}

@@ -46,6 +46,7 @@ const (
 	runRest  = time.Second
 	runAfter = 5 * time.Second // after the last step
 	runLimit = 15 * time.Second
+	runCalm  = 30 * time.Second // without a failure: one job may fail and others not
 )
 
 // Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again.
@@ -54,10 +55,16 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil && ctx.Err() == nil {
 		return err
 	}
-	var last time.Time
+	var last, failed time.Time
 	failing := false
 	for ctx.Err() == nil {
 		worked, err := r.letters.RunJobs(ctx)
+		if err != nil {
+			failed = time.Now()
+		} else if failing && time.Since(failed) > runCalm {
+			failing = false
+			r.logger.InfoContext(ctx, "replay jobs run again")
+		}
 		switch {
 		case worked:
 			last = time.Now()
@@ -65,9 +72,6 @@ func (r *Runner) Run(ctx context.Context) error {
 		case err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) && !failing:
 			failing = true
 			r.logger.WarnContext(ctx, "running replay jobs failed; trying again", "error", err)
-		case err == nil && failing:
-			failing = false
-			r.logger.InfoContext(ctx, "replay jobs run again")
 		}
 		rest := runRest
 		if err == nil && time.Since(last) < runAfter {

@@ -131,3 +131,40 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 		}
 	})
 }
+
+// A broker that still refuses fails a canary, however long a relay retries the messages before
+// they are dead letters again.
+func TestRelay_ACanaryWaitsWhileMessagesAreRetried(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		box := p.boxOn(t, p.db, 24*time.Hour)
+		broker := startBroker(t, func(frame) (outcome, time.Duration) { return refused, 0 })
+		var batch []*message.Message
+		for i := range 6 {
+			batch = append(batch, message.NewMessage(fmt.Sprint("m", i), []byte("payload")))
+		}
+		commit(t, box, batch...)
+		worker := startProcess(t, p, broker, workerSpec{
+			Name: "first", History: 24 * time.Hour, Lease: 15 * time.Second, Window: 64, Batch: 64,
+			Retry: relay.Retry{MaxAttempts: 4, Initial: 2 * time.Second, Max: 4 * time.Second},
+		})
+		defer worker.end()
+		eventually(t, "all are dead", func() bool {
+			return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) == 6
+		})
+		job, err := letters.StartJob(t.Context(), dlq.JobPlan{Canary: 3}, dlq.Act{By: "ada", Reason: "broker is mended"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the canary fails", func() bool {
+			j, err := letters.Job(t.Context(), job.ID)
+			if err != nil || j.CanaryPassed || j.Replayed > 0 || j.Pending > 0 && j.Pending != 3 && j.Pending != 6 {
+				t.Fatalf("%+v, %v", j, err)
+			}
+			return j.State == dlq.JobPaused && j.Failed == 3 && j.Note == "canary failed: 3 of 3 failed again"
+		})
+	})
+}

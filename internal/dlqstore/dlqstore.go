@@ -151,6 +151,7 @@ type texts struct {
 	GetJob, ListJobs, SaveJob, AddJobLetters string
 	PendingJobLetters, AskJobLetters         string
 	EndJobLetters, JobOutcomes               string
+	RelayOutcomes                            string
 	PurgeJobLetters, PurgeJob                string
 	NewestByTime, OldestByTime               string
 	NewestByMessage, OldestByMessage         string

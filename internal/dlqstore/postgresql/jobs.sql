@@ -127,19 +127,17 @@ where job = $1
 -- by primary key, and by dead_letters_message the dead letter that a replay has become (see
 -- failed_again).
 select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coalesce(l.source, ''), coalesce(l.consumer, ''),
-	coalesce((date_part('epoch', clock_timestamp() - l.closed_at) * 1000000)::bigint, 0),
 	coalesce((date_part('epoch', clock_timestamp() - j.asked_at) * 1000000)::bigint, 0),
-	coalesce(l.state = 'replayed' and exists (
+	coalesce(l.state = 'replayed' and l.source = 'consumer' and exists (
 		select 1
 		from {{dead_letters}} a
-		where left(a.message_id, 255) = left(case when l.source = 'consumer' and (l.message_id = '' or l.reason = 'conflict') then 'letter-' || l.id else l.message_id end, 255)
-			and a.message_id = case when l.source = 'consumer' and (l.message_id = '' or l.reason = 'conflict') then 'letter-' || l.id else l.message_id end
+		where left(a.message_id, 255) = left(case when l.message_id = '' or l.reason = 'conflict' then 'letter-' || l.id else l.message_id end, 255)
+			and a.message_id = case when l.message_id = '' or l.reason = 'conflict' then 'letter-' || l.id else l.message_id end
 			and a.died_at >= l.acted_at
 			and a.id <> l.id
-			and a.source = l.source
+			and a.source = 'consumer'
 			and a.consumer = l.consumer
-			and (a.source = 'consumer' and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
-				or a.source = 'relay' and a.lane = l.lane and a.row_id = l.row_id)
+			and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
 	), false)
 from {{dead_letter_job_letters}} j
 left join {{dead_letters}} l on l.id = j.letter
@@ -148,6 +146,33 @@ where j.job = $1
 	and j.letter > $2
 order by j.letter
 limit $3
+
+-- name: relay_outcomes
+-- By primary keys: whether a relay still has the message of a replay, and whether it has become
+-- a dead letter again, by dead_letters_message. A relay writes a dead letter and removes the row
+-- in one transaction, so this has to be one statement.
+select l.id,
+	exists (
+		select 1
+		from {{parked}} p
+		where p.lane = l.lane
+			and p.id = l.row_id
+			and p.message_id = l.message_id
+			and p.created_at = l.created_at
+	),
+	exists (
+		select 1
+		from {{dead_letters}} a
+		where left(a.message_id, 255) = left(l.message_id, 255)
+			and a.message_id = l.message_id
+			and a.died_at >= l.acted_at
+			and a.id <> l.id
+			and a.source = 'relay'
+			and a.lane = l.lane
+			and a.row_id = l.row_id
+	)
+from {{dead_letters}} l
+where l.id = any ($1::bigint[])
 
 -- name: purge_job_letters
 -- index: dead_letter_jobs_ended, its oldest end; then the primary key of the job's letters.
