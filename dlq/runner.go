@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -46,7 +47,6 @@ const (
 	runRest  = time.Second
 	runAfter = 5 * time.Second // after the last step
 	runLimit = 15 * time.Second
-	runCalm  = 30 * time.Second // without a failure: one job may fail and others not
 )
 
 // Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again.
@@ -55,23 +55,22 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil && ctx.Err() == nil {
 		return err
 	}
-	var last, failed time.Time
-	failing := false
+	var last time.Time
+	var failing repeats.Series
 	for ctx.Err() == nil {
 		worked, err := r.letters.RunJobs(ctx)
-		if err != nil {
-			failed = time.Now()
-		} else if failing && time.Since(failed) > runCalm {
-			failing = false
-			r.logger.InfoContext(ctx, "replay jobs run again")
-		}
 		switch {
-		case worked:
+		case err == nil:
+			if attrs, report := failing.Over(); report {
+				r.logger.InfoContext(ctx, "replay jobs run again", attrs...)
+			}
+		case ctx.Err() == nil && !sqlerr.Retryable(err):
+			level, attrs := failing.Failed(slog.LevelWarn, err.Error())
+			r.logger.Log(ctx, level, "running replay jobs failed; trying again", append(attrs, "error", err)...)
+		}
+		if worked {
 			last = time.Now()
 			continue
-		case err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) && !failing:
-			failing = true
-			r.logger.WarnContext(ctx, "running replay jobs failed; trying again", "error", err)
 		}
 		rest := runRest
 		if err == nil && time.Since(last) < runAfter {

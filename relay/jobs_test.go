@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -45,7 +46,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			commit(t, box, batch...)
 		}
 		worker := func(name string) *process {
-			return startProcess(t, p, broker, workerSpec{Name: name, History: 24 * time.Hour, Lease: 15 * time.Second, Window: 64, Batch: 64, Retry: relay.Retry{MaxAttempts: 1}})
+			return startProcess(t, p, broker, workerSpec{Name: name, History: 24 * time.Hour, Lease: 15 * time.Second, Window: 500, Batch: 500, Retry: relay.Retry{MaxAttempts: 1}})
 		}
 		began := time.Now()
 		step := func(what string) {
@@ -53,9 +54,8 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			began = time.Now()
 		}
 		first := worker("first")
-		eventually(t, "all are dead", func() bool {
-			return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) == n
-		})
+		dead := func() int { return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) }
+		testserver.EventuallyMoving(t, "all are dead", func() bool { return dead() == n }, dead)
 		mended.Store(true)
 		step("died")
 		preview, err := letters.PreviewJob(t.Context(), dlq.JobPlan{})
