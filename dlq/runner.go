@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -20,6 +21,7 @@ import (
 type Runner struct {
 	letters *Store
 	logger  *slog.Logger
+	calls   *bounded.Calls
 }
 
 // RunnerConfig configures a Runner. The zero value is right for most services.
@@ -39,7 +41,7 @@ func NewRunner(db *sql.DB, cfg RunnerConfig) (*Runner, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	return &Runner{letters, cfg.Logger}, nil
+	return &Runner{letters, cfg.Logger, bounded.New(runSilent)}, nil
 }
 
 const (
@@ -47,18 +49,26 @@ const (
 	runRest  = time.Second
 	runAfter = 5 * time.Second // after the last step
 	runLimit = 15 * time.Second
+
+	// A connection that answers no more holds up the jobs for runWait, and is given up.
+	runWait   = 20 * time.Second
+	runSilent = 4 // connections that are given up before the next ones only test for an answer
 )
 
-// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again.
+// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again, and
+// a connection without an answer is given up after 20 seconds.
 // The error is that of oncemill.CheckMigrated if the tables are missing or too old.
 func (r *Runner) Run(ctx context.Context) error {
-	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil && ctx.Err() == nil {
+	_, err := bounded.Do(ctx, r.calls, runWait, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations)
+	})
+	if err != nil && ctx.Err() == nil {
 		return err
 	}
 	var last time.Time
 	var failing repeats.Series
 	for ctx.Err() == nil {
-		worked, err := r.letters.RunJobs(ctx)
+		worked, err := bounded.Do(ctx, r.calls, runWait, r.letters.RunJobs)
 		switch {
 		case err == nil:
 			if attrs, report := failing.Over(); report {
