@@ -46,7 +46,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			commit(t, box, batch...)
 		}
 		worker := func(name string) *process {
-			return startProcess(t, p, broker, workerSpec{Name: name, History: 24 * time.Hour, Lease: 15 * time.Second, Window: 500, Batch: 500, Retry: relay.Retry{MaxAttempts: 1}})
+			return startProcess(t, p, broker, workerSpec{Name: name, History: 24 * time.Hour, Lease: 15 * time.Second, Window: 64, Batch: 64, Retry: relay.Retry{MaxAttempts: 1}})
 		}
 		began := time.Now()
 		step := func(what string) {
