@@ -295,6 +295,9 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	s.publish(t, 0, "again")
 	again := s.theLetter(t, "again")
 	s.broker.refuse(false, "again")
+	if preview, err := s.letters.PreviewJob(t.Context(), dlq.JobPlan{}); err != nil || preview.Uncounted != nil {
+		t.Errorf("%+v, %v", preview, err)
+	}
 	job, err := s.letters.StartJob(t.Context(), dlq.JobPlan{IDs: []int64{again.ID}}, dlq.Act{By: "heidi", Reason: "mended"})
 	if err != nil {
 		t.Fatal(err)

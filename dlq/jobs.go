@@ -68,17 +68,15 @@ type Job struct {
 	CreatedAt time.Time
 	EndedAt   time.Time // zero until then
 
-	// CanaryPassed reports that the canary ended well, or that somebody resumed the job after
-	// it failed.
-	CanaryPassed bool
+	CanaryPassed bool // the canary ended well
 
 	Note    string // why it is paused or canceled
-	Waiting string // who does not carry out its replays for a minute or longer, or empty
+	Waiting string // what its replays wait for, for a minute or longer; or why its last step failed; or empty
 
 	Total     int64 // grows while the job is collecting
 	Pending   int64 // not requested yet
 	Asked     int64 // requested, outcome unknown
-	Replayed  int64 // a relay has had the message back for 3 s, or a consumer has handled it
+	Replayed  int64 // a relay has delivered the message, or a consumer has handled it
 	Failed    int64 // failed again; each has a new dead letter
 	Discarded int64 // discarded by others after the job had requested the replay
 	Taken     int64 // replayed, discarded or purged by others before
@@ -158,7 +156,7 @@ func (p JobPlan) resolve() (dlqstore.JobPlan, error) {
 		},
 		Canary: p.Canary, Rate: p.Rate, StopAfter: p.StopAfter,
 	}
-	if size := len(f.Consumer) + len(f.Topic) + len(f.Key) + len(f.MessageID); size > mostPlan/8 {
+	if size := len(f.Source) + len(f.Consumer) + len(f.Topic) + len(f.Key) + len(f.MessageID) + len(f.Reason) + len(f.Fingerprint); size > mostPlan/8 {
 		bad("Filter", strconv.Itoa(size)+" bytes", "must have at most "+strconv.Itoa(mostPlan/8)+" bytes")
 	}
 	resolved.IDs = slices.Compact(slices.Sorted(slices.Values(p.IDs)))
@@ -194,8 +192,9 @@ func (s *Store) PauseJob(ctx context.Context, id int64, act Act) (*Job, error) {
 	return changeJob(ctx, s.store.PauseJob, "paused", id, act)
 }
 
-// ResumeJob resumes a paused job. It accepts the failures so far: a canary that failed counts
-// as passed, and StopAfter counts from zero. The error is a [*JobStateError] in other states.
+// ResumeJob resumes a paused job. StopAfter counts from zero. If a replay of the canary has
+// failed again, another canary follows, which has to end well; to go on without one, cancel
+// the job and start another. The error is a [*JobStateError] in other states.
 func (s *Store) ResumeJob(ctx context.Context, id int64, act Act) (*Job, error) {
 	return changeJob(ctx, s.store.ResumeJob, "resumed", id, act)
 }

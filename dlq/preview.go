@@ -3,10 +3,14 @@ package dlq
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/inboxstore"
 )
 
 // Preview is what a job would replay if it started now.
@@ -14,6 +18,10 @@ type Preview struct {
 	Total   int64
 	Partial bool // only the oldest 10,000 dead letters of each state were looked at, and there are more
 	Counts  []PreviewCount
+
+	// Uncounted is why Duplicates could not be counted; nil if they were. Errors of the
+	// database: the table of the inbox is elsewhere, or its grant is missing.
+	Uncounted error
 }
 
 // PreviewCount is a number of dead letters of one source or consumer, in one state.
@@ -26,12 +34,17 @@ type PreviewCount struct {
 	// MaybeDelivered is how many of them the broker may already have: a replay may deliver
 	// those again. See Letter.MayHaveBeenDelivered.
 	MaybeDelivered int64
+
+	// Duplicates is how many of a consumer's it would drop, since its inbox has handled their
+	// id, or since another one of the set has the same id.
+	Duplicates int64
 }
 
 const previewLook = 10_000 // in each state
 
 // PreviewJob counts the dead letters that a job with this plan would replay. It changes nothing.
-// It looks at the oldest 10,000 of each state. Errors are those of StartJob.
+// It looks at the oldest 10,000 of each state. Errors are those of StartJob. If ctx ends while it
+// counts duplicates, Preview.Uncounted says so.
 func (s *Store) PreviewJob(ctx context.Context, plan JobPlan) (*Preview, error) {
 	resolved, err := plan.resolve()
 	if err != nil {
@@ -39,6 +52,7 @@ func (s *Store) PreviewJob(ctx context.Context, plan JobPlan) (*Preview, error) 
 	}
 	p := &Preview{}
 	counts := map[PreviewCount]*PreviewCount{}
+	seen := map[PreviewCount]map[string]int64{} // the ids of a consumer
 	count := func(l *dlqstore.Letter) {
 		of := PreviewCount{Source: Source(l.Source), Consumer: l.Consumer, State: State(l.State)}
 		if counts[of] == nil {
@@ -48,6 +62,12 @@ func (s *Store) PreviewJob(ctx context.Context, plan JobPlan) (*Preview, error) 
 		counts[of].Count++
 		if l.MayHaveBeenDelivered {
 			counts[of].MaybeDelivered++
+		}
+		if of.Source == FromConsumer {
+			if seen[of] == nil {
+				seen[of] = map[string]int64{}
+			}
+			seen[of][l.ReplayID()]++
 		}
 		p.Total++
 	}
@@ -64,6 +84,11 @@ func (s *Store) PreviewJob(ctx context.Context, plan JobPlan) (*Preview, error) 
 	if err != nil {
 		return nil, fmt.Errorf("dlq: preview job: %w", err)
 	}
+	for of, ids := range seen {
+		if counts[of].Duplicates, p.Uncounted = s.duplicates(ctx, of.Consumer, ids); p.Uncounted != nil {
+			break
+		}
+	}
 	for _, c := range counts {
 		p.Counts = append(p.Counts, *c)
 	}
@@ -71,6 +96,25 @@ func (s *Store) PreviewJob(ctx context.Context, plan JobPlan) (*Preview, error) 
 		return cmp.Or(cmp.Compare(a.Source, b.Source), cmp.Compare(a.Consumer, b.Consumer), cmp.Compare(a.State, b.State))
 	})
 	return p, nil
+}
+
+// duplicates returns how many dead letters of a consumer, which are counted by id, its inbox
+// would drop.
+func (s *Store) duplicates(ctx context.Context, consumer string, letters map[string]int64) (n int64, err error) {
+	where := database.Of(s.cfg.Database)
+	stored := inboxstore.Config{Consumer: consumer}.Resolve(where.Dialect, func(string, string, string) {}) // defaults are good
+	ids := slices.Collect(maps.Keys(letters))
+	for batch := range slices.Chunk(ids, actBatch) {
+		handled, err := inboxstore.Open(s.db, where, stored).Handled(ctx, batch)
+		if err != nil {
+			return 0, fmt.Errorf("dlq: look for handled messages: %w", err)
+		}
+		n += int64(len(handled)) // one of each id, and those below
+	}
+	for _, count := range letters {
+		n += count - 1
+	}
+	return n, nil
 }
 
 func (s *Store) previewIDs(ctx context.Context, ids []int64, count func(*dlqstore.Letter)) error {
@@ -84,6 +128,9 @@ func (s *Store) previewIDs(ctx context.Context, ids []int64, count func(*dlqstor
 				continue
 			}
 			l, err := s.store.Get(ctx, id)
+			if errors.Is(err, ErrNotFound) { // purged meanwhile
+				continue
+			}
 			if err != nil {
 				return err
 			}

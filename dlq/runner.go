@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -19,6 +21,7 @@ import (
 type Runner struct {
 	letters *Store
 	logger  *slog.Logger
+	calls   *bounded.Calls
 }
 
 // RunnerConfig configures a Runner. The zero value is right for most services.
@@ -38,7 +41,7 @@ func NewRunner(db *sql.DB, cfg RunnerConfig) (*Runner, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	return &Runner{letters, cfg.Logger}, nil
+	return &Runner{letters, cfg.Logger, bounded.New(runSilent)}, nil
 }
 
 const (
@@ -46,28 +49,38 @@ const (
 	runRest  = time.Second
 	runAfter = 5 * time.Second // after the last step
 	runLimit = 15 * time.Second
+
+	// A connection that answers no more holds up the jobs for runWait, and is given up.
+	runWait   = 20 * time.Second
+	runSilent = 4 // connections that are given up before the next ones only test for an answer
 )
 
-// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again.
+// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again, and
+// a connection without an answer is given up after 20 seconds.
 // The error is that of oncemill.CheckMigrated if the tables are missing or too old.
 func (r *Runner) Run(ctx context.Context) error {
-	if err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations); err != nil && ctx.Err() == nil {
+	_, err := bounded.Do(ctx, r.calls, runWait, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations)
+	})
+	if err != nil && ctx.Err() == nil {
 		return err
 	}
 	var last time.Time
-	failing := false
+	var failing repeats.Series
 	for ctx.Err() == nil {
-		worked, err := r.letters.RunJobs(ctx)
+		worked, err := bounded.Do(ctx, r.calls, runWait, r.letters.RunJobs)
 		switch {
-		case worked:
+		case err == nil:
+			if attrs, report := failing.Over(); report {
+				r.logger.InfoContext(ctx, "replay jobs run again", attrs...)
+			}
+		case ctx.Err() == nil && !sqlerr.Retryable(err):
+			level, attrs := failing.Failed(slog.LevelWarn, err.Error())
+			r.logger.Log(ctx, level, "running replay jobs failed; trying again", append(attrs, "error", err)...)
+		}
+		if worked {
 			last = time.Now()
 			continue
-		case err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) && !failing:
-			failing = true
-			r.logger.WarnContext(ctx, "running replay jobs failed; trying again", "error", err)
-		case err == nil && failing:
-			failing = false
-			r.logger.InfoContext(ctx, "replay jobs run again")
 		}
 		rest := runRest
 		if err == nil && time.Since(last) < runAfter {

@@ -18,8 +18,14 @@ import (
 // but its marks makes a copy a duplicate.
 func imported(t *testing.T, store *dlq.Store, consumer string) (id int64) {
 	t.Helper()
+	importLetter(t, store, consumer, "m")
+	return onlyLetter(t, store, "m", dlq.StateDead).ID
+}
+
+func importLetter(t *testing.T, store *dlq.Store, consumer, messageID string) {
+	t.Helper()
 	line, err := json.Marshal(dlq.Line{
-		Version: 1, State: dlq.StateDead, Source: dlq.FromConsumer, Consumer: consumer, Topic: "orders", MessageID: "m",
+		Version: 1, State: dlq.StateDead, Source: dlq.FromConsumer, Consumer: consumer, Topic: "orders", MessageID: messageID,
 		Payload: []byte("original"), DiedAt: time.Now(), Reason: "failed",
 	})
 	expectNoError(t, err)
@@ -27,7 +33,6 @@ func imported(t *testing.T, store *dlq.Store, consumer string) (id int64) {
 	if err != nil || done.Added != 1 {
 		t.Fatalf("%+v, %v", done, err)
 	}
-	return onlyLetter(t, store, "m", dlq.StateDead).ID
 }
 
 // A replay that somebody has discarded has no effect when its message arrives, whatever was

@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -47,16 +48,21 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 		worker := func(name string) *process {
 			return startProcess(t, p, broker, workerSpec{Name: name, History: 24 * time.Hour, Lease: 15 * time.Second, Window: 64, Batch: 64, Retry: relay.Retry{MaxAttempts: 1}})
 		}
+		began := time.Now()
+		step := func(what string) {
+			t.Logf("%d dead letters: %s after %v", n, what, time.Since(began).Round(time.Second/10))
+			began = time.Now()
+		}
 		first := worker("first")
-		eventually(t, "all are dead", func() bool {
-			return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) == n
-		})
+		dead := func() int { return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) }
+		testserver.EventuallyMoving(t, "all are dead", func() bool { return dead() == n }, dead)
 		mended.Store(true)
-
+		step("died")
 		preview, err := letters.PreviewJob(t.Context(), dlq.JobPlan{})
 		if err != nil || preview.Total != int64(min(n, 10_000)) || preview.Partial != (n > 10_000) {
 			t.Errorf("preview %+v, %v", preview, err)
 		}
+		step("dry run")
 		act, other := dlq.Act{By: "ada", Reason: "broker is mended"}, dlq.Act{By: "bob", Reason: "mine"}
 		job, err := letters.StartJob(t.Context(), dlq.JobPlan{Canary: 10, Rate: 500, StopAfter: 20}, act)
 		if err != nil {
@@ -73,6 +79,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			return j
 		}
 		eventually(t, "the job is in the middle", func() bool { j := get(job.ID); return j.CanaryPassed && j.Total-j.Pending > int64(n)/10 })
+		step("canary and a tenth")
 		first.kill()
 		if j := get(job.ID); j.Pending == 0 || j.Ended() {
 			t.Fatalf("the kill came too late: %+v", j)
@@ -102,6 +109,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 			}
 			return a.State == dlq.JobFinished && b.State == dlq.JobFinished
 		})
+		step("replayed by two jobs, with the kill")
 		third.end()
 		a, b := get(job.ID), get(second.ID)
 		if a.Total != int64(n) || a.Failed+b.Failed != 0 || a.Replayed+b.Replayed+int64(len(mine)) != int64(n) || a.Taken != int64(len(mine))+b.Replayed {
@@ -121,5 +129,42 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 				t.Errorf("%s: %d of %d", name, got, n)
 			}
 		}
+	})
+}
+
+// A broker that still refuses fails a canary, however long a relay retries the messages before
+// they are dead letters again.
+func TestRelay_ACanaryWaitsWhileMessagesAreRetried(t *testing.T) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		box := p.boxOn(t, p.db, 24*time.Hour)
+		broker := startBroker(t, func(frame) (outcome, time.Duration) { return refused, 0 })
+		var batch []*message.Message
+		for i := range 6 {
+			batch = append(batch, message.NewMessage(fmt.Sprint("m", i), []byte("payload")))
+		}
+		commit(t, box, batch...)
+		worker := startProcess(t, p, broker, workerSpec{
+			Name: "first", History: 24 * time.Hour, Lease: 15 * time.Second, Window: 64, Batch: 64,
+			Retry: relay.Retry{MaxAttempts: 4, Initial: 2 * time.Second, Max: 4 * time.Second},
+		})
+		defer worker.end()
+		eventually(t, "all are dead", func() bool {
+			return p.count(t, `select count(*) from {{dead_letters}} where state = 'dead'`) == 6
+		})
+		job, err := letters.StartJob(t.Context(), dlq.JobPlan{Canary: 3}, dlq.Act{By: "ada", Reason: "broker is mended"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the canary fails", func() bool {
+			j, err := letters.Job(t.Context(), job.ID)
+			if err != nil || j.CanaryPassed || j.Replayed > 0 || j.Pending > 0 && j.Pending != 3 && j.Pending != 6 {
+				t.Fatalf("%+v, %v", j, err)
+			}
+			return j.State == dlq.JobPaused && j.Failed == 3 && j.Note == "canary failed: 3 of 3 failed again"
+		})
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,7 +26,10 @@ func newReplay(opts *options) *cobra.Command {
 With ids, the replays are requested at once. With --all or a filter, a job is started for the
 dead letters that are dead or held now, and followed until it ends or pauses; a reason is
 required. A relay runs the job: ctrl-C leaves it running. --canary replays so many first, and
-goes on when they have ended well.`,
+goes on when they have ended well.
+
+--dry-run counts them. DUPLICATES are those that the consumer will drop, since it has handled
+their message id, or since several have the same one.`,
 		Example: `  oncemill dlq replay 17 18 --reason "queue created"
   oncemill dlq replay --consumer stock --dry-run
   oncemill dlq replay --consumer stock --canary 10 --rate 500 --stop-after 20 --reason "fixed in 1.4"`,
@@ -99,9 +103,13 @@ goes on when they have ended well.`,
 var filterNames = []string{"state", "topic", "key", "fingerprint", "message-id", "consumer", "source", "reason-class", "since", "until"}
 
 func printPreview(w io.Writer, p *dlq.Preview) error {
-	table := newTable("FROM", "STATE", "COUNT", "MAYBE DELIVERED")
+	table := newTable("FROM", "STATE", "COUNT", "DUPLICATES", "MAYBE DELIVERED")
 	for _, c := range p.Counts {
-		table.row(origin(c.Source, c.Consumer), c.State, c.Count, c.MaybeDelivered)
+		duplicates := "-"
+		if c.Source == dlq.FromConsumer && p.Uncounted == nil {
+			duplicates = strconv.FormatInt(c.Duplicates, 10)
+		}
+		table.row(origin(c.Source, c.Consumer), c.State, c.Count, duplicates, c.MaybeDelivered)
 	}
 	if err := table.print(w); err != nil {
 		return err
@@ -109,6 +117,9 @@ func printPreview(w io.Writer, p *dlq.Preview) error {
 	more := "."
 	if p.Partial {
 		more = "; there are more, which were not looked at."
+	}
+	if p.Uncounted != nil {
+		more += "\nDuplicates were not counted: " + oneLine(p.Uncounted.Error())
 	}
 	_, err := fmt.Fprintf(w, "%d dead letters would be replayed%s\n", p.Total, more)
 	return err

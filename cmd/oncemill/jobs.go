@@ -19,7 +19,7 @@ func newJobs(opts *options) *cobra.Command {
 	jobs := newListJobs(opts, "jobs")
 	jobs.AddCommand(newListJobs(opts, "list"), newShowJob(opts), newWatchJob(opts),
 		newChangeJob(opts, "pause", "Pause a replay job; the replays it has requested go on", (*dlq.Store).PauseJob),
-		newChangeJob(opts, "resume", "Resume a paused replay job; the failures so far are accepted", (*dlq.Store).ResumeJob),
+		newChangeJob(opts, "resume", "Resume a paused replay job; after failures a canary begins again", (*dlq.Store).ResumeJob),
 		newChangeJob(opts, "cancel", "End a replay job; dead letters it has not asked for stay as they are", (*dlq.Store).CancelJob))
 	return jobs
 }

@@ -147,10 +147,11 @@ type texts struct {
 	AddNote                                  string
 	CountOpen, Stuck, Groups                 string
 	NewestLetter, StartJob, DueJob, LockJob  string
-	LookForJob                               string
+	LookForJob, PostponeJob                  string
 	GetJob, ListJobs, SaveJob, AddJobLetters string
 	PendingJobLetters, AskJobLetters         string
 	EndJobLetters, JobOutcomes               string
+	RelayOutcomes                            string
 	PurgeJobLetters, PurgeJob                string
 	NewestByTime, OldestByTime               string
 	NewestByMessage, OldestByMessage         string

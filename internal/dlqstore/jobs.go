@@ -92,6 +92,7 @@ type Job struct {
 	afterDiedAt  int64 // with afterID, the last dead letter that was collected
 	afterID      int64
 	lookAfter    int64 // the last dead letter whose outcome was looked for
+	canaryFrom   int64 // replays that had ended when the current canary began
 	failedBefore int64 // failures before the last resume
 	elapsed      time.Duration
 	unreadable   bool // the plan
@@ -112,7 +113,7 @@ func scanJob(row scanner) (*Job, error) {
 	var created, elapsed int64
 	var ended sql.NullInt64
 	err := row.Scan(&j.ID, &j.State, &j.By, &j.Reason, &plan, &j.bound, &j.Plan.Canary, &j.Plan.Rate, &j.Plan.StopAfter,
-		&created, &ended, &j.collected, &j.part, &j.afterDiedAt, &j.afterID, &j.lookAfter, &j.CanaryPassed, &j.failedBefore, &j.Note, &j.Waiting,
+		&created, &ended, &j.collected, &j.part, &j.afterDiedAt, &j.afterID, &j.lookAfter, &j.CanaryPassed, &j.canaryFrom, &j.failedBefore, &j.Note, &j.Waiting,
 		&j.Total, &j.Pending, &j.Asked, &j.Replayed, &j.Failed, &j.Discarded, &j.Taken, &j.Skipped, &elapsed)
 	if err != nil {
 		return nil, err
@@ -188,9 +189,8 @@ func (s *store) ResumeJob(ctx context.Context, id int64, by, reason string) (*Jo
 		if j.State != jobPaused {
 			return false
 		}
-		// An operator who resumes after failures accepts them: the canary counts as passed.
-		if j.Failed > j.failedBefore && j.Asked == 0 && j.asks() >= int64(j.Plan.Canary) {
-			j.CanaryPassed = true
+		if j.Failed > j.failedBefore { // the canary proves nothing; another one begins
+			j.canaryFrom = j.Replayed + j.Failed
 		}
 		j.State, j.Note, j.failedBefore, j.elapsed = jobCollecting, "", j.Failed, 0
 		if j.collected {
@@ -240,7 +240,7 @@ func (s *store) saveJob(ctx context.Context, tx *sql.Tx, j *Job, pause time.Dura
 	j.Total = j.sum()
 	n, err := database.Affected(tx.ExecContext(ctx, s.text.SaveJob, j.ID, j.State, j.collected, j.part, j.afterDiedAt, j.afterID, j.lookAfter,
 		j.CanaryPassed, j.failedBefore, text.Clean(j.Note), text.Clean(j.Waiting),
-		j.Total, j.Pending, j.Asked, j.Replayed, j.Failed, j.Discarded, j.Taken, j.Skipped, pause.Microseconds(), j.elapsed.Microseconds()))
+		j.Total, j.Pending, j.Asked, j.Replayed, j.Failed, j.Discarded, j.Taken, j.Skipped, pause.Microseconds(), j.elapsed.Microseconds(), j.canaryFrom))
 	if err == nil && n != 1 {
 		err = errors.New("the job is gone")
 	}

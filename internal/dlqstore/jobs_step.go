@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/auditstore"
@@ -14,22 +15,22 @@ import (
 )
 
 const (
-	jobStepEvery = 100 * time.Millisecond // while there is something to do
-	jobRestEvery = time.Second            // while replays are waited for
-	jobCollects  = 500                    // dead letters in a step
-	jobAsks      = 500
-	jobLooks     = 1000
-	jobMostAsked = 10_000 // replays that nobody has carried out yet
-
-	// jobSettles is how long a relay has had a message back before its replay counts. Its
-	// publish has usually failed by then, if it does.
-	jobSettles = 3 * time.Second
+	jobStepEvery   = 100 * time.Millisecond // while there is something to do
+	jobRestEvery   = time.Second            // while replays are waited for
+	jobFailedEvery = 10 * time.Second       // after a step that failed
+	jobPostpones   = 2 * time.Second        // at most
+	jobCollects    = 500                    // dead letters in a step
+	jobAsks        = 500
+	jobLooks       = 1000
+	jobMostAsked   = 10_000 // replays that nobody has carried out yet
 
 	// jobStuck is how long a replay takes at most, normally; see dlq.StuckAfter.
 	jobStuck = time.Minute
 
 	// jobCatchUp bounds the replays that were not requested while nobody ran the job.
 	jobCatchUp = 500 * time.Millisecond
+
+	stepFailed = "its last step failed: " // a prefix of Job.Waiting
 )
 
 func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
@@ -41,8 +42,9 @@ func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
 		}
 		return false, err
 	}
+	var id int64
 	err = s.write(ctx, func(tx *sql.Tx) error {
-		worked = false
+		worked, id = false, 0
 		j, err := scanJob(tx.QueryRowContext(ctx, s.text.DueJob))
 		switch {
 		case errors.Is(err, sql.ErrNoRows): // another runner has it
@@ -50,15 +52,31 @@ func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
 		case err != nil:
 			return err
 		}
-		worked = true
+		worked, id = true, j.ID
 		return s.step(ctx, tx, j)
 	})
+	if err != nil && id != 0 && !errors.Is(ctx.Err(), context.Canceled) {
+		err = errors.Join(fmt.Errorf("job %d: %w", id, err), s.postpone(ctx, id, err))
+	}
 	return worked && err == nil, err
+}
+
+// postpone lets other jobs go first after the step of a job has failed.
+func (s *store) postpone(ctx context.Context, id int64, failure error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), jobPostpones) // its own may have ended
+	defer cancel()
+	return s.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, s.text.PostponeJob, id, jobFailedEvery.Microseconds(), text.Clean(stepFailed+failure.Error()))
+		return err
+	})
 }
 
 // step does the next step of a locked job.
 func (s *store) step(ctx context.Context, tx *sql.Tx, j *Job) error {
 	before, state := j.JobCounts, j.State
+	if strings.HasPrefix(j.Waiting, stepFailed) {
+		j.Waiting = ""
+	}
 	if err := s.lookForOutcomes(ctx, tx, j); err != nil {
 		return err
 	}
@@ -87,7 +105,7 @@ func (s *store) step(ctx context.Context, tx *sql.Tx, j *Job) error {
 	switch {
 	case state == jobCollecting:
 		pause = 0
-	case j.JobCounts != before, j.State == jobRunning && j.Pending > 0 && j.Asked < jobMostAsked:
+	case j.JobCounts != before, j.State == jobRunning && j.Pending > 0 && j.Asked < jobMostAsked && !j.canaryWaits():
 		pause = jobStepEvery
 	}
 	return s.saveJob(ctx, tx, j, pause)
@@ -133,9 +151,9 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	switch {
 	case j.Plan.StopAfter > 0 && failures >= int64(j.Plan.StopAfter):
 		return s.stop(ctx, tx, j, fmt.Sprintf("stopped after %d renewed failures", failures))
-	case j.canaryRuns() && (j.asks() >= canary || j.Pending == 0) && j.Asked == 0:
+	case j.Asked == 0 && (j.canaryWaits() || j.canaryRuns() && j.Pending == 0):
 		if failures > 0 {
-			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.asks()))
+			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.canaryAsks()))
 		}
 		j.CanaryPassed, j.elapsed = true, 0
 		if err := s.recordJob(ctx, tx, j, actJobCanary, j.By, j.Reason, ""); err != nil || j.Pending > 0 {
@@ -151,7 +169,7 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	}
 	n := j.budget()
 	if j.canaryRuns() {
-		n = min(n, canary-j.asks())
+		n = min(n, canary-j.canaryAsks())
 	}
 	if n <= 0 {
 		return nil
@@ -167,8 +185,12 @@ func (s *store) stop(ctx context.Context, tx *sql.Tx, j *Job, why string) error 
 
 func (j *Job) canaryRuns() bool { return j.Plan.Canary > 0 && !j.CanaryPassed }
 
-// asks is the number of replays that the job has requested so far.
-func (j *Job) asks() int64 { return j.Asked + j.Replayed + j.Failed + j.Discarded }
+// canaryWaits reports that the job requests nothing before the outcomes of its canary.
+func (j *Job) canaryWaits() bool { return j.canaryRuns() && j.canaryAsks() >= int64(j.Plan.Canary) }
+
+// canaryAsks is how many replays the current canary has. Those that others have discarded
+// prove nothing.
+func (j *Job) canaryAsks() int64 { return j.Asked + j.Replayed + j.Failed - j.canaryFrom }
 
 func (j *Job) summary() string {
 	return fmt.Sprintf("of %d dead letters, %d replayed, %d failed again, %d discarded, %d taken by others, %d skipped",
@@ -222,12 +244,13 @@ func (s *store) endLetters(ctx context.Context, tx *sql.Tx, j *Job, state string
 
 // outcome is what is known of a replay that a job has requested.
 type outcome struct {
-	letter, asked       int64 // asked: the version
-	state               string
-	version             int64
-	source, consumer    string
-	closedFor, askedFor int64 // microseconds
-	failedAgain         bool
+	letter, asked    int64 // asked: the version
+	state            string
+	version          int64
+	source, consumer string
+	askedFor         int64 // microseconds
+	failedAgain      bool
+	retried          bool // a relay still has it
 }
 
 // of returns the state of the job's letter; "" while the replay is not over.
@@ -246,10 +269,50 @@ func (o *outcome) of() string {
 		return "taken"
 	case o.failedAgain:
 		return "failed"
-	case o.source == "relay" && time.Duration(o.closedFor)*time.Microsecond < jobSettles:
+	case o.retried:
 		return ""
 	}
 	return "replayed"
+}
+
+// waits says what a replay that takes long waits for.
+func (o *outcome) waits() string {
+	switch {
+	case o.retried:
+		return "relays retry messages that were refused again, or wait for a broker"
+	case o.source == "relay":
+		return "nobody carries out the replays of relays"
+	}
+	return "nobody carries out the replays of consumer " + o.consumer
+}
+
+// outcomes looks at the next of the replays that were requested.
+func (s *store) outcomes(ctx context.Context, tx *sql.Tx, j *Job) (found []*outcome, err error) {
+	err = each(ctx, tx, func(rows *sql.Rows) error {
+		o := &outcome{}
+		found = append(found, o)
+		return rows.Scan(&o.letter, &o.asked, &o.state, &o.version, &o.source, &o.consumer, &o.askedFor, &o.failedAgain)
+	}, s.text.JobOutcomes, j.ID, j.lookAfter, jobLooks)
+	var ids []int64
+	of := map[int64]*outcome{}
+	for _, o := range found {
+		if o.source == "relay" && o.state == "replayed" {
+			ids, of[o.letter] = append(ids, o.letter), o
+		}
+	}
+	if err != nil || len(ids) == 0 { // a database without a relay has no table for it
+		return found, err
+	}
+	err = each(ctx, tx, func(rows *sql.Rows) error {
+		var id int64
+		var retried, failedAgain bool
+		if err := rows.Scan(&id, &retried, &failedAgain); err != nil {
+			return err
+		}
+		of[id].retried, of[id].failedAgain = retried, failedAgain
+		return nil
+	}, s.text.RelayOutcomes, s.ids(ids))
+	return found, err
 }
 
 // lookForOutcomes records what has become of the next of the replays that were requested.
@@ -258,29 +321,20 @@ func (s *store) lookForOutcomes(ctx context.Context, tx *sql.Tx, j *Job) error {
 		j.Waiting = ""
 		return nil
 	}
-	ended := map[string][]int64{}
-	looked, stuck := 0, ""
-	err := each(ctx, tx, func(rows *sql.Rows) error {
-		var o outcome
-		if err := rows.Scan(&o.letter, &o.asked, &o.state, &o.version, &o.source, &o.consumer, &o.closedFor, &o.askedFor, &o.failedAgain); err != nil {
-			return err
-		}
-		looked++
-		j.lookAfter = o.letter
-		if state := o.of(); state != "" {
-			ended[state] = append(ended[state], o.letter)
-		} else if o.state == "replaying" && stuck == "" && time.Duration(o.askedFor)*time.Microsecond > jobStuck {
-			stuck = "nobody carries out the replays of relays"
-			if o.source == "consumer" {
-				stuck = "nobody carries out the replays of consumer " + o.consumer
-			}
-		}
-		return nil
-	}, s.text.JobOutcomes, j.ID, j.lookAfter, jobLooks)
+	outcomes, err := s.outcomes(ctx, tx, j)
 	if err != nil {
 		return err
 	}
-	if looked < jobLooks {
+	ended, stuck := map[string][]int64{}, ""
+	for _, o := range outcomes {
+		j.lookAfter = o.letter
+		if state := o.of(); state != "" {
+			ended[state] = append(ended[state], o.letter)
+		} else if stuck == "" && time.Duration(o.askedFor)*time.Microsecond > jobStuck {
+			stuck = o.waits()
+		}
+	}
+	if len(outcomes) < jobLooks {
 		j.lookAfter = 0
 	}
 	for state, count := range map[string]*int64{"replayed": &j.Replayed, "failed": &j.Failed, "discarded": &j.Discarded, "taken": &j.Taken} {

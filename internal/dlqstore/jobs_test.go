@@ -183,7 +183,9 @@ func TestJob_WaitsForItsCanaryAndStopsIfItFails(t *testing.T) {
 		if _, done, err := f.ResumeJob(t.Context(), job, "ada", "known"); err != nil || !done {
 			t.Fatal(done, err)
 		}
-		f.run(t, job, asked(20))
+		f.run(t, job, asked(10)) // another canary
+		f.carryOut(t)
+		f.run(t, job, func(j *dlqstore.Job) bool { return j.CanaryPassed && j.Asked == 10 })
 		f.carryOut(t)
 		if j := f.run(t, job, inState("finished")); j.Replayed != 29 || j.Failed != 1 {
 			t.Errorf("%+v", j)

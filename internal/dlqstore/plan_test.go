@@ -29,6 +29,10 @@ func (f *fixture) fill(t *testing.T) {
 		select case when i < 1990 then 'finished' else 'running' end, 'ada', '', '{}', 1, 0, 1, 0, case when i < 1990 then DIED end
 		from n`, "DIED", died))
 	f.exec(t, `insert into {{dead_letter_job_letters}} (job, letter, state) select 1 + id % 50, id, case when id % 10 = 0 then 'asked' when id % 10 = 1 then 'pending' else 'replayed' end from {{dead_letters}}`)
+	f.exec(t, `
+		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+		select id % 32, id, topic, message_id, key, '', '', died_at, died_at from {{dead_letters}}`)
+	f.exec(t, `analyze {{parked}}`)
 	f.exec(t, `analyze {{dead_letter_jobs}}`)
 	f.exec(t, `analyze {{dead_letter_job_letters}}`)
 	f.exec(t, `analyze {{dead_letters}}`)

@@ -14,6 +14,8 @@ import (
 	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -50,7 +52,8 @@ func eachDatabase(t *testing.T, levels []string, test func(t *testing.T, f *fixt
 
 func newFixture(t *testing.T, db *sql.DB, cfg oncemill.Config) *fixture {
 	t.Helper()
-	must(t, oncemill.Migrate(t.Context(), db, cfg, oncemill.Migrations{Name: "audit", FS: auditstore.Migrations}, oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations}))
+	must(t, oncemill.Migrate(t.Context(), db, cfg, oncemill.Migrations{Name: "audit", FS: auditstore.Migrations}, oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations},
+		oncemill.Migrations{Name: "outbox", FS: outboxstore.Migrations}, oncemill.Migrations{Name: "relay", FS: relaystore.Migrations}))
 	where, err := database.Resolve(db, cfg)
 	must(t, err)
 	return &fixture{dlqstore.Open(db, where), db, where}

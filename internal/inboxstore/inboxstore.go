@@ -63,6 +63,10 @@ type Store interface {
 	// inbox does not know it.
 	HandledAt(ctx context.Context, id string) (at time.Time, dead, found bool, err error)
 
+	// Handled returns those of some ids whose messages were handled, without those that a dead
+	// letter has taken.
+	Handled(ctx context.Context, ids []string) ([]string, error)
+
 	// Consumers returns all consumers that have ids or failure records, in order.
 	Consumers(ctx context.Context) ([]string, error)
 

@@ -33,3 +33,20 @@ func (s *store) HandledAt(ctx context.Context, id string) (at time.Time, dead, f
 	}
 	return time.UnixMicro(micros).UTC(), dead, err == nil, err
 }
+
+// Handled implements [Store].
+func (s *store) Handled(ctx context.Context, ids []string) (handled []string, err error) {
+	rows, err := s.db.QueryContext(ctx, s.text.Handled, s.consumer, s.list(ids))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		handled = append(handled, id)
+	}
+	return handled, rows.Err()
+}

@@ -46,7 +46,7 @@ type texts struct {
 	OldIDs, DeleteIDs                                   string
 	FailuresAfter, Consumers, FailingConsumers          string
 	Advance, LastSequence, Retried                      string
-	Now, CountConsumer, HandledAt                       string
+	Now, CountConsumer, HandledAt, Handled              string
 }
 
 func (s *store) SameFingerprint(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (same bool, err error) {

@@ -273,6 +273,16 @@ func TestReopen_RemovesTheIDsOfDeadLettersOnly(t *testing.T) {
 	})
 }
 
+func TestHandled_LeavesOutTheIDsOfDeadLetters(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		f.die(t, "dead")
+		f.handle(t, "handled")
+		if got, err := f.Handled(t.Context(), []string{"dead", "handled", "unknown"}); err != nil || !slices.Equal(got, []string{"handled"}) {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
+}
+
 func TestStarts_AreCountedUntilTheyEnd(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		ctx := t.Context()

@@ -15,7 +15,7 @@ returning id
 -- job by a minute at most.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -40,7 +40,7 @@ limit 1
 -- By primary key. Waits for a runner's step, which is short.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -51,7 +51,7 @@ for update
 -- By primary key.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -61,7 +61,7 @@ where id = $1
 -- By primary key, from its end.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	(date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', ended_at) * 1000000)::bigint,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	(date_part('epoch', clock_timestamp() - paced_at) * 1000000)::bigint
 from {{dead_letter_jobs}}
@@ -77,8 +77,16 @@ set state = $2, collected = $3, part = $4, after_died_at = $5, after_id = $6, lo
 	total = $12, pending = $13, asked = $14, replayed = $15, failed = $16, discarded = $17, taken = $18, skipped = $19,
 	due_at = clock_timestamp() + $20::bigint * interval '1 microsecond',
 	paced_at = clock_timestamp() - $21::bigint * interval '1 microsecond',
+	canary_from = $22,
 	ended_at = case when $2 in ('canceled', 'finished') then clock_timestamp() end
 where id = $1
+
+-- name: postpone_job
+-- By primary key. Waits for a step of another runner, which is short.
+update {{dead_letter_jobs}}
+set due_at = clock_timestamp() + $2::bigint * interval '1 microsecond', waiting = $3
+where id = $1
+	and ended_at is null
 
 -- name: add_job_letters
 -- By primary key of the dead letters. The caller has locked the job, so nobody else adds to it.
@@ -119,19 +127,17 @@ where job = $1
 -- by primary key, and by dead_letters_message the dead letter that a replay has become (see
 -- failed_again).
 select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coalesce(l.source, ''), coalesce(l.consumer, ''),
-	coalesce((date_part('epoch', clock_timestamp() - l.closed_at) * 1000000)::bigint, 0),
 	coalesce((date_part('epoch', clock_timestamp() - j.asked_at) * 1000000)::bigint, 0),
-	coalesce(l.state = 'replayed' and exists (
+	coalesce(l.state = 'replayed' and l.source = 'consumer' and exists (
 		select 1
 		from {{dead_letters}} a
-		where left(a.message_id, 255) = left(case when l.source = 'consumer' and (l.message_id = '' or l.reason = 'conflict') then 'letter-' || l.id else l.message_id end, 255)
-			and a.message_id = case when l.source = 'consumer' and (l.message_id = '' or l.reason = 'conflict') then 'letter-' || l.id else l.message_id end
+		where left(a.message_id, 255) = left(case when l.message_id = '' or l.reason = 'conflict' then 'letter-' || l.id else l.message_id end, 255)
+			and a.message_id = case when l.message_id = '' or l.reason = 'conflict' then 'letter-' || l.id else l.message_id end
 			and a.died_at >= l.acted_at
 			and a.id <> l.id
-			and a.source = l.source
+			and a.source = 'consumer'
 			and a.consumer = l.consumer
-			and (a.source = 'consumer' and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
-				or a.source = 'relay' and a.lane = l.lane and a.row_id = l.row_id)
+			and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
 	), false)
 from {{dead_letter_job_letters}} j
 left join {{dead_letters}} l on l.id = j.letter
@@ -140,6 +146,33 @@ where j.job = $1
 	and j.letter > $2
 order by j.letter
 limit $3
+
+-- name: relay_outcomes
+-- By primary keys: whether a relay still has the message of a replay, and whether it has become
+-- a dead letter again, by dead_letters_message. A relay writes a dead letter and removes the row
+-- in one transaction, so this has to be one statement.
+select l.id,
+	exists (
+		select 1
+		from {{parked}} p
+		where p.lane = l.lane
+			and p.id = l.row_id
+			and p.message_id = l.message_id
+			and p.created_at = l.created_at
+	),
+	exists (
+		select 1
+		from {{dead_letters}} a
+		where left(a.message_id, 255) = left(l.message_id, 255)
+			and a.message_id = l.message_id
+			and a.died_at >= l.acted_at
+			and a.id <> l.id
+			and a.source = 'relay'
+			and a.lane = l.lane
+			and a.row_id = l.row_id
+	)
+from {{dead_letters}} l
+where l.id = any ($1::bigint[])
 
 -- name: purge_job_letters
 -- index: dead_letter_jobs_ended, its oldest end; then the primary key of the job's letters.

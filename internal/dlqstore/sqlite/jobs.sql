@@ -15,7 +15,7 @@ returning id
 -- job by a minute at most.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -39,7 +39,7 @@ limit 1
 -- By primary key. One writer: see add.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -49,7 +49,7 @@ where id = $1
 -- By primary key.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -59,7 +59,7 @@ where id = $1
 -- By primary key, from its end.
 select id, state, actor, reason, filter, bound, canary, rate, stop_after,
 	created_at, ended_at,
-	collected, part, after_died_at, after_id, look_after, canary_passed, failed_before, note, waiting,
+	collected, part, after_died_at, after_id, look_after, canary_passed, canary_from, failed_before, note, waiting,
 	total, pending, asked, replayed, failed, discarded, taken, skipped,
 	cast(unixepoch('subsec') * 1000000 as integer) - paced_at
 from {{dead_letter_jobs}}
@@ -75,8 +75,16 @@ set state = $2, collected = $3, part = $4, after_died_at = $5, after_id = $6, lo
 	total = $12, pending = $13, asked = $14, replayed = $15, failed = $16, discarded = $17, taken = $18, skipped = $19,
 	due_at = cast(unixepoch('subsec') * 1000000 as integer) + $20,
 	paced_at = cast(unixepoch('subsec') * 1000000 as integer) - $21,
+	canary_from = $22,
 	ended_at = case when $2 in ('canceled', 'finished') then cast(unixepoch('subsec') * 1000000 as integer) end
 where id = $1
+
+-- name: postpone_job
+-- By primary key. One writer: see add.
+update {{dead_letter_jobs}}
+set due_at = cast(unixepoch('subsec') * 1000000 as integer) + $2, waiting = $3
+where id = $1
+	and ended_at is null
 
 -- name: add_job_letters
 -- By primary key of the dead letters. The caller has locked the job, so nobody else adds to it.
@@ -117,18 +125,16 @@ where job = $1
 -- by primary key, and by dead_letters_message the dead letter that a replay has become (see
 -- failed_again).
 select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coalesce(l.source, ''), coalesce(l.consumer, ''),
-	coalesce(cast(unixepoch('subsec') * 1000000 as integer) - l.closed_at, 0),
 	coalesce(cast(unixepoch('subsec') * 1000000 as integer) - j.asked_at, 0),
-	coalesce(l.state = 'replayed' and exists (
+	coalesce(l.state = 'replayed' and l.source = 'consumer' and exists (
 		select 1
 		from {{dead_letters}} a
-		where a.message_id = case when l.source = 'consumer' and (l.message_id = '' or l.reason = 'conflict') then 'letter-' || l.id else l.message_id end
+		where a.message_id = case when l.message_id = '' or l.reason = 'conflict' then 'letter-' || l.id else l.message_id end
 			and a.died_at >= l.acted_at
 			and a.id <> l.id
-			and a.source = l.source
+			and a.source = 'consumer'
 			and a.consumer = l.consumer
-			and (a.source = 'consumer' and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
-				or a.source = 'relay' and a.lane = l.lane and a.row_id = l.row_id)
+			and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
 	), false)
 from {{dead_letter_job_letters}} j
 left join {{dead_letters}} l on l.id = j.letter
@@ -137,6 +143,32 @@ where j.job = $1
 	and j.letter > $2
 order by j.letter
 limit $3
+
+-- name: relay_outcomes
+-- By primary keys: whether a relay still has the message of a replay, and whether it has become
+-- a dead letter again, by dead_letters_message. A relay writes a dead letter and removes the row
+-- in one transaction, so this has to be one statement.
+select l.id,
+	exists (
+		select 1
+		from {{parked}} p
+		where p.lane = l.lane
+			and p.id = l.row_id
+			and p.message_id = l.message_id
+			and p.created_at = l.created_at
+	),
+	exists (
+		select 1
+		from {{dead_letters}} a
+		where a.message_id = l.message_id
+			and a.died_at >= l.acted_at
+			and a.id <> l.id
+			and a.source = 'relay'
+			and a.lane = l.lane
+			and a.row_id = l.row_id
+	)
+from {{dead_letters}} l
+where l.id in (select value from json_each($1))
 
 -- name: purge_job_letters
 -- index: dead_letter_jobs_ended, its oldest end; then the primary key of the job's letters.

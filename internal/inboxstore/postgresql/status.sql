@@ -18,3 +18,11 @@ select
 select (extract(epoch from i.received_at) * 1000000)::bigint, i.dead
 from {{inbox}} i
 where i.consumer = $1 and i.message_id = $2
+
+-- name: handled
+-- By the primary key. Locks nothing.
+select i.message_id
+from {{inbox}} i
+where i.consumer = $1
+	and i.message_id = any ($2::text[])
+	and not i.dead

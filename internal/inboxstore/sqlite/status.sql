@@ -18,3 +18,11 @@ select
 select i.received_at, i.dead
 from {{inbox}} i
 where i.consumer = $1 and i.message_id = $2
+
+-- name: handled
+-- By the primary key. Locks nothing.
+select i.message_id
+from {{inbox}} i
+where i.consumer = $1
+	and i.message_id in (select value from json_each($2))
+	and not i.dead

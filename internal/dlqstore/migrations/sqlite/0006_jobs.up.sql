@@ -2,7 +2,8 @@
 -- Replay jobs. Each replays a set of dead letters that was frozen when it started: those of
 -- ids, or those up to bound that filter selects, which are added batch by batch until
 -- collected is set. The counts are of its rows in dead_letter_job_letters and add up to total.
--- Times are microseconds since 1970. due_at is when its next step is due. paced_at is when its last replays were requested.
+-- Times are microseconds since 1970. due_at is when its next step is due. paced_at is when its last replays were requested. canary_from is how many
+-- replays had ended when the current canary began.
 create table {{dead_letter_jobs}} (
 	id            integer primary key autoincrement,
 	state         text    not null check (state in ('collecting', 'running', 'paused', 'canceling', 'canceled', 'finished')),
@@ -21,6 +22,7 @@ create table {{dead_letter_jobs}} (
 	after_id      integer not null default 0,
 	look_after    integer not null default 0,
 	canary_passed integer not null default 0,
+	canary_from   integer not null default 0,
 	failed_before integer not null default 0,
 	note          text    not null default '',
 	waiting       text    not null default '',
