@@ -309,7 +309,9 @@ func TestEngine_AMessageWithoutAnAnswerEndsItsTerm(t *testing.T) {
 	if len(slow) != 1 {
 		t.Fatalf("%d messages are in flight", len(slow))
 	}
-	d.circuits.passed = slow[0].sent + 1 // others pass
+	slow[0].failedAt = slow[0].sent // for the second time, while others pass: it is blamed
+	d.circuits.passed = slow[0].sent + 1
+	d.circuits.findOrAdd("A").passed = d.circuits.passed
 	d.now = d.now.Add(2 * time.Second)
 	term := slow[0].Term
 	d.outcome(slow[0], d.now, errNack)
