@@ -76,8 +76,8 @@ func (in *Inbox) isPaused(ctx context.Context, consumer string) bool {
 
 func (in *Inbox) readPauses(ctx context.Context) {
 	p := in.pauses
-	found, err := ask(ctx, in, func(ctx context.Context) ([]steerstore.Pause, error) {
-		return p.store.Pauses(ctx, steerstore.KindConsumer)
+	found, err := ask(ctx, in, func(ctx context.Context) ([]steerstore.Target, error) {
+		return p.store.Paused(ctx, steerstore.KindConsumer)
 	})
 	log := in.cfg.Logger.With(slog.String("consumer", in.cfg.Consumer))
 	p.mu.Lock()
