@@ -121,5 +121,5 @@ func Open(db *sql.DB, where database.Database) Store {
 // texts are the statements. Those of the same name take the same arguments on all databases.
 type texts struct {
 	There, Pauses, Paused, PauseOf, LockPauses, CountPauses, Pause, Resume string
-	Command, Commands, BeginRelease, EndCommand                    string
+	Command, Commands, BeginRelease, EndCommand                            string
 }
