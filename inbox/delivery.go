@@ -9,6 +9,9 @@ import (
 // puts it into the context of the message with [ContextWithDelivery]; the one in
 // inbox/rabbitmq does. An inbox works without it. Then it counts no crashes, and the
 // subscriber alone decides when a delayed redelivery happens.
+//
+// A Delivery may also have the method Leaving() <-chan struct{}, whose channel is closed when the
+// subscriber stops. Deliveries of a paused consumer are then given back at once.
 type Delivery interface {
 	// Redelivered reports whether the broker may have delivered the message before, to this
 	// consumer or another, so that a process may have crashed on it.

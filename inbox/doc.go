@@ -68,8 +68,8 @@
 // # Pauses
 //
 // An operator can pause a consumer (package steer, oncemill pause consumer). While it is paused,
-// deliveries are held unanswered for up to 20 minutes, or until their context ends; then they
-// fail with [ErrPaused], which is no failure of the message. Replays wait. A message that is being
+// deliveries are held unanswered for up to 20 minutes, or until their context ends or their
+// subscriber stops (if it says so, see [Delivery]); then they fail with [ErrPaused], which is no failure of the message. Replays wait. A message that is being
 // handled is finished. The name of an inbox pauses the handlers of [Inbox.PerHandler], too. What is
 // paused is read at most once a second, by deliveries. If that fails, what was read last applies.
 // Without the tables of package steer nothing is paused.

@@ -21,7 +21,7 @@ var (
 	ErrBeingHandled = inboxstore.ErrBeingHandled
 
 	// ErrPaused is returned for a delivery that was held for 20 min, or until its context
-	// ended, because an operator has paused its consumer (package steer). The message is not
+	// ended or its subscriber stopped, because an operator has paused its consumer (package steer). The message is not
 	// at fault, nothing was counted, and it is to be delivered again. Delay it if you can.
 	ErrPaused = errors.New("inbox: the consumer is paused")
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/repeats"
-	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/steerstore"
 )
@@ -76,8 +75,8 @@ func (in *Inbox) isPaused(ctx context.Context, consumer string) bool {
 
 func (in *Inbox) readPauses(ctx context.Context) {
 	p := in.pauses
-	found, err := ask(ctx, in, func(ctx context.Context) ([]steerstore.Pause, error) {
-		return p.store.Pauses(ctx, steerstore.KindConsumer)
+	found, err := ask(ctx, in, func(ctx context.Context) ([]steerstore.Target, error) {
+		return p.store.Paused(ctx, steerstore.KindConsumer)
 	})
 	log := in.cfg.Logger.With(slog.String("consumer", in.cfg.Consumer))
 	p.mu.Lock()
@@ -112,18 +111,38 @@ func (in *Inbox) readPauses(ctx context.Context) {
 	p.readAt, p.known, p.paused = time.Now(), true, paused
 }
 
-// awaitResumed holds a delivery while its consumer is paused. After a while the delivery goes
-// back, which is no failure of it.
+// awaitResumed holds a delivery while its consumer is paused. After a while, or if its subscriber
+// stops, the delivery goes back, which is no failure of it.
 func (in *Inbox) awaitResumed(ctx context.Context) error {
+	leaving := leavingOf(ctx)
 	for began := time.Now(); in.isPaused(ctx, in.cfg.Consumer); {
-		switch held := time.Since(began); {
-		case held >= heldAtMost:
-			delayNack(ctx, in.jitter(heldAgain))
-			return ErrPaused
-		case !sleep.For(ctx, in.jitter(min(pausedAgain, max(10*time.Millisecond, held)))):
+		held := time.Since(began)
+		over := held >= heldAtMost
+		if !over {
+			again := time.NewTimer(in.jitter(min(pausedAgain, max(10*time.Millisecond, held))))
+			select {
+			case <-again.C:
+			case <-leaving:
+				over = true
+			case <-ctx.Done():
+				over = true
+			}
+			again.Stop()
+		}
+		if over {
 			delayNack(context.WithoutCancel(ctx), in.jitter(heldAgain))
 			return errors.Join(ErrPaused, ctx.Err())
 		}
+	}
+	return nil
+}
+
+// leavingOf returns a channel that is closed when the subscriber of a delivery stops, nil if it
+// does not say so.
+func leavingOf(ctx context.Context) <-chan struct{} {
+	delivery, _ := DeliveryFromContext(ctx)
+	if d, ok := delivery.(interface{ Leaving() <-chan struct{} }); ok {
+		return d.Leaving()
 	}
 	return nil
 }

@@ -301,10 +301,10 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			t.credit, t.retryAt = 1, now.Add(trickle)
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			// Messages of lanes with crashes wait for their turn. Credit spent on them would be
-			// missing for the lanes that need not wait.
+			// Messages of lanes with crashes wait for their turn, those of paused lanes for an
+			// operator. Credit spent on them would be missing for the lanes that need not wait.
 			free := m.needsTurn()
-			if m.state == stateWithheld && !m.hollow && (free || t.credit > 0) && !m.lane.draining {
+			if m.state == stateWithheld && !m.hollow && (free || t.credit > 0) && !m.lane.halted() {
 				if !free {
 					t.credit--
 				}
@@ -326,7 +326,7 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 func (t *topic) refetch(now time.Time) {
 	busy := !now.Before(t.refetchAt)
 	for _, m := range t.withheld {
-		if m.hollow && !m.lane.draining && (busy || m.lane.ready.next() == nil) {
+		if m.hollow && !m.lane.halted() && (busy || m.lane.ready.next() == nil) {
 			m.lane.refetch = true
 			if busy {
 				t.refetchAt = now.Add(trickle)
@@ -407,8 +407,8 @@ func (c *circuits) wakeAt() (due time.Time) {
 		if t.probe != nil {
 			earlier(t.probedAt.Add(trickle))
 		}
-		if t.state == circuitOpen && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
-			t.state != circuitOpen && slices.ContainsFunc(t.unclear, func(m *entry) bool { return m.state == stateUnclear }) {
+		if t.state == circuitOpen && t.probe == nil && (c.inOrder || slices.ContainsFunc(t.withheld, func(m *entry) bool { return !m.lane.halted() })) ||
+			t.state != circuitOpen && slices.ContainsFunc(t.unclear, func(m *entry) bool { return m.state == stateUnclear && !m.lane.halted() }) {
 			earlier(t.retryAt)
 		}
 		if t.state == circuitHalfOpen && t.credit == 0 {

@@ -153,7 +153,7 @@ func (e *engine) dueRequest(now time.Time, allowed int) (req relaystore.DueReque
 	req.Rows = dueRows * dueHeads / req.Heads
 	for _, l := range e.lanes {
 		switch {
-		case l == nil, l.draining, l.paused:
+		case l == nil, l.halted():
 			continue
 		case now.After(l.trusted):
 			l.overlooked, skipped = true, true

@@ -14,7 +14,7 @@ import (
 
 const (
 	// hastenedAtOnce bounds what one statement makes due.
-	hastenedAtOnce = 1000
+	hastenedAtOnce = 500
 
 	// hastenedInStep bounds what one step makes due of a lane; the next one goes on.
 	hastenedInStep = 20_000
@@ -122,7 +122,7 @@ func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relayst
 			return err
 		}
 		s.inLoop(ctx, func(e *engine, now time.Time) { e.retryNow(c.Topic, now) })
-		if made += n; n == 0 {
+		if made += n; n < hastenedAtOnce { // what has failed again meanwhile waits as usual
 			return s.end(ctx, c)
 		}
 	}
@@ -131,8 +131,9 @@ func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relayst
 
 // release begins to give a lane back, or ends the command once the lane has changed hands.
 func (s *steering) release(ctx context.Context, c steerstore.Command, epoch int64) error {
+	_, began := s.released[c.ID]
 	switch {
-	case c.Worker == "":
+	case c.Worker == "", c.Worker == s.owner && !began: // or the answer was lost
 		begun, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) (bool, error) {
 			return s.steers.BeginRelease(ctx, c.ID, s.owner)
 		})
@@ -152,8 +153,11 @@ func (s *steering) release(ctx context.Context, c steerstore.Command, epoch int6
 	case s.released[c.ID] == epoch: // not drained yet
 		return nil
 	}
-	delete(s.released, c.ID)
-	return s.end(ctx, c)
+	err := s.end(ctx, c)
+	if err == nil {
+		delete(s.released, c.ID)
+	}
+	return err
 }
 
 func (s *steering) end(ctx context.Context, c steerstore.Command) error {

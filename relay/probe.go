@@ -20,6 +20,9 @@ func (e *engine) nextProbe(now time.Time) *entry {
 				t.probe, t.probedAt = m, now
 				return e.announced(m, now)
 			}
+			if e.circuits.inOrder { // its lanes may be paused or lost
+				t.retryAt = now.Add(lookAgain)
+			}
 		}
 		if m := e.loneUnclear(t, now); m != nil {
 			return e.announced(m, now)
@@ -50,6 +53,7 @@ func (e *engine) nextSinkProbe(now time.Time) *entry {
 			return e.announced(m, now)
 		}
 	}
+	e.circuits.sinkRetryAt = now.Add(lookAgain) // what could probe may be paused
 	return nil
 }
 

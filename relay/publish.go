@@ -59,7 +59,7 @@ func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
 }
 
 func (e *engine) mayPublish(l *lane, now time.Time) bool {
-	return l.loaded && !l.draining && !l.paused && !now.Add(e.limits.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
+	return l.loaded && !l.halted() && !now.Add(e.limits.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
 		l.alone == nil && !l.mustClear && !l.restarting
 }
 

@@ -44,7 +44,7 @@ type steering struct {
 }
 
 func (s *steering) step(ctx context.Context) {
-	found, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) ([]steerstore.Pause, error) { return s.steers.Pauses(ctx, "") })
+	found, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) ([]steerstore.Target, error) { return s.steers.Paused(ctx, "") })
 	switch {
 	case ctx.Err() != nil:
 		return
@@ -71,7 +71,7 @@ func (s *steering) step(ctx context.Context) {
 }
 
 // tell tells the loop what is paused, if that has changed.
-func (s *steering) tell(ctx context.Context, found []steerstore.Pause) {
+func (s *steering) tell(ctx context.Context, found []steerstore.Target) {
 	to := pausesOf(found)
 	if s.known && to.equal(&s.last) {
 		return
@@ -81,6 +81,9 @@ func (s *steering) tell(ctx context.Context, found []steerstore.Pause) {
 	}
 	if len(found) > 0 || s.known {
 		s.log.InfoContext(ctx, "pauses changed", "topics", len(to.topics), "sinks", len(to.sinks), "keys", len(to.keys), "lanes", to.countLanes())
+	}
+	if len(found) > steerstore.MostPauses {
+		s.log.WarnContext(ctx, "more is paused than steer allows; it was written past it, and the first pauses apply, by kind and name", "pauses", len(found), "most", steerstore.MostApplied)
 	}
 	s.known, s.last = true, to
 	s.pausesKnown.Store(true)
@@ -99,7 +102,7 @@ func (s *steering) inLoop(ctx context.Context, fn func(*engine, time.Time)) bool
 }
 
 // pausesOf returns what concerns relays.
-func pausesOf(found []steerstore.Pause) pauses {
+func pausesOf(found []steerstore.Target) pauses {
 	to := pauses{topics: map[string]bool{}, sinks: map[string]bool{}, keys: map[string]bool{}}
 	for _, p := range found {
 		switch p.Kind {

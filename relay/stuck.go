@@ -156,7 +156,10 @@ func (e *engine) refetch() {
 // rows pass over the topic until it is available.
 
 // able reports whether a lane may send what it holds, though maybe not at this moment.
-func (l *lane) able(now time.Time) bool { return !l.draining && !l.paused && !now.After(l.trusted) }
+func (l *lane) able(now time.Time) bool { return !l.halted() && !now.After(l.trusted) }
+
+// halted reports whether a lane sends nothing until that changes.
+func (l *lane) halted() bool { return l.draining || l.paused }
 
 // leave forgets a withheld retrying message, unless keep is set, and those that follow
 // it in its key. In the table they are due, or follow one that is.

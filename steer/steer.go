@@ -167,7 +167,7 @@ func (c *Control) Resume(ctx context.Context, t Target, act Act) error {
 
 // List returns what is paused, by kind and name; at most 1,000.
 func (c *Control) List(ctx context.Context) ([]Pause, error) {
-	found, err := c.store.Pauses(ctx, "")
+	found, err := c.store.Pauses(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("steer: %w", err)
 	}

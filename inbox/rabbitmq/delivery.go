@@ -130,12 +130,12 @@ func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key 
 }
 
 // prepare makes the message to hand out, with a context of its own that has the values of
-// ctx.
-func (p *delivery) prepare(ctx context.Context, s *settings, topic string) {
+// ctx. leaving is closed when no more is consumed.
+func (p *delivery) prepare(ctx context.Context, s *settings, topic string, leaving <-chan struct{}) {
 	if p.msg == nil {
 		p.read(s)
 	}
-	p.note = &note{topic: topic, nacks: p.nacks, arrivedAt: p.arrived, redelivered: p.raw.Redelivered}
+	p.note = &note{topic: topic, leaving: leaving, nacks: p.nacks, arrivedAt: p.arrived, redelivered: p.raw.Redelivered}
 	if _, relayed := p.raw.Headers[relayHeader]; relayed {
 		p.note.createdAt = p.raw.Timestamp
 	}
@@ -186,6 +186,7 @@ const relayHeader = "oncemill_id"
 // note is what a handler can learn about its delivery, and request for it.
 type note struct {
 	topic       string
+	leaving     <-chan struct{}
 	nacks       int
 	arrivedAt   time.Time
 	redelivered bool
@@ -197,6 +198,10 @@ type note struct {
 // Topic returns the topic that the message was subscribed to, for a message that has not
 // come through a router.
 func (n *note) Topic() string { return n.topic }
+
+// Leaving returns a channel that is closed when the subscriber takes no more deliveries from
+// where this one comes from.
+func (n *note) Leaving() <-chan struct{} { return n.leaving }
 
 func (n *note) Nacks() int { return n.nacks }
 
@@ -222,4 +227,25 @@ func (p *delivery) nackDelay(s *settings) time.Duration {
 		}
 	}
 	return delay
+}
+
+// next releases the delivery behind p in its lane.
+func (s *subscription) next(p *delivery) {
+	if p.lane != nil {
+		s.advance(p.lane)
+	}
+}
+
+// advance makes the first that waits in l its head.
+func (s *subscription) advance(l *lane) {
+	l.head = nil
+	switch {
+	case len(l.waiting) > 0:
+		l.head = l.waiting[0]
+		s.ready = append(s.ready, l.head)
+		l.waiting[0] = nil
+		l.waiting = l.waiting[1:]
+	case len(l.awaited) == 0:
+		delete(s.lanes, l.name)
+	}
 }

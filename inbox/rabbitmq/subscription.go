@@ -134,6 +134,8 @@ const ackLinger = 10 * time.Millisecond
 // consume hands out what the session delivers until the session is lost, which it returns
 // as the error, ctx ends, or the shard is to be handed over.
 func (s *subscription) consume(ctx, handling context.Context, current *session) error {
+	ctx, leave := context.WithCancel(ctx) // deliveries know when it ends
+	defer leave()
 	settings := s.owner.settings
 	prefetch := settings.topology.Consume.Qos.PrefetchCount
 	aging := time.NewTicker(settings.AckTimeout / 10)
@@ -153,7 +155,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		for len(s.ready) > 0 && len(s.handedOut) < prefetch {
 			next = s.ready[0]
 			if next.note == nil {
-				next.prepare(handling, settings, s.topic)
+				next.prepare(handling, settings, s.topic, ctx.Done())
 			}
 			if next.reason == nil && s.needsSlot() {
 				slots = s.shard.slots
@@ -363,27 +365,6 @@ func (s *subscription) settle() {
 			}
 			s.delay(p, time.Now().Add(p.nackDelay(s.owner.settings)))
 		}
-	}
-}
-
-// next releases the delivery behind p in its lane.
-func (s *subscription) next(p *delivery) {
-	if p.lane != nil {
-		s.advance(p.lane)
-	}
-}
-
-// advance makes the first that waits in l its head.
-func (s *subscription) advance(l *lane) {
-	l.head = nil
-	switch {
-	case len(l.waiting) > 0:
-		l.head = l.waiting[0]
-		s.ready = append(s.ready, l.head)
-		l.waiting[0] = nil
-		l.waiting = l.waiting[1:]
-	case len(l.awaited) == 0:
-		delete(s.lanes, l.name)
 	}
 }
 

@@ -40,7 +40,7 @@ func (s *postgres) RetryNow(ctx context.Context, f Fence, topic, key string, mos
 // RetryNow implements [Hasten].
 func (s *sqlite) RetryNow(ctx context.Context, f Fence, topic, key string, most int) (hastened int, err error) {
 	err = s.fenced(ctx, f, func(tx *sql.Tx, _ touchedKeys, _ func() bool) (bool, error) {
-		query, args := s.q.RetryNow, []any{f.Lane, topic, min(most, sqliteSweepRows)}
+		query, args := s.q.RetryNow, []any{f.Lane, topic, most}
 		if key != "" {
 			query, args = s.q.RetryKeyNow, append(args, key)
 		}

@@ -39,6 +39,10 @@ const (
 	// MostPauses bounds the pauses of a database. Every worker reads all of them.
 	MostPauses = 1000
 
+	// MostApplied bounds what workers obey. More than MostPauses were written past Pause; they
+	// must not keep a worker from those that were not.
+	MostApplied = 10 * MostPauses
+
 	// MostCommands bounds what one read of commands returns.
 	MostCommands = 1000
 )
@@ -49,14 +53,14 @@ var (
 
 	// ErrNotPaused is returned by Resume for what is not paused.
 	ErrNotPaused = errors.New("is not paused")
-
-	// errOverfull means that somebody has written pauses past Pause.
-	errOverfull = errors.New("the table of pauses holds more rows than are possible")
 )
+
+// Target is what can be paused.
+type Target struct{ Kind, Name string }
 
 // Pause is what somebody has paused.
 type Pause struct {
-	Kind, Name string
+	Target
 	By, Reason string
 	Since      time.Time
 }
@@ -76,10 +80,13 @@ type Act struct{ By, Reason string }
 
 // Store holds the pauses and commands of a database. It is safe for concurrent use.
 type Store interface {
-	// Pauses returns the pauses of one kind, or of all if kind is empty, by kind and name.
-	// Without the table there are none. After that was so once, the next call looks for the
-	// table again.
-	Pauses(ctx context.Context, kind string) ([]Pause, error)
+	// Pauses returns the pauses by kind and name, at most MostPauses. Without the table there
+	// are none. After that was so once, the next call looks for the table again.
+	Pauses(ctx context.Context) ([]Pause, error)
+
+	// Paused returns what is paused for workers, as Pauses: of one kind, or of all if kind is
+	// empty, at most MostApplied.
+	Paused(ctx context.Context, kind string) ([]Target, error)
 
 	// Pause pauses something. If it is paused already, it returns that pause, and changes
 	// nothing.
@@ -96,7 +103,7 @@ type Store interface {
 	Commands(ctx context.Context) ([]Command, error)
 
 	// BeginRelease records that a worker gives the lane of a command back, and reports
-	// whether no other one does.
+	// whether no other one does. Twice is as once.
 	BeginRelease(ctx context.Context, id int64, worker string) (bool, error)
 
 	// End deletes a command that was carried out.
@@ -113,6 +120,6 @@ func Open(db *sql.DB, where database.Database) Store {
 
 // texts are the statements. Those of the same name take the same arguments on all databases.
 type texts struct {
-	There, Pauses, PauseOf, LockPauses, CountPauses, Pause, Resume string
-	Command, Commands, BeginRelease, EndCommand                    string
+	There, Pauses, Paused, PauseOf, LockPauses, CountPauses, Pause, Resume string
+	Command, Commands, BeginRelease, EndCommand                            string
 }

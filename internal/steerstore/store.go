@@ -73,19 +73,29 @@ func scanPause(scan func(...any) error) (p Pause, err error) {
 	return p, err
 }
 
-func (s *store) Pauses(ctx context.Context, kind string) (pauses []Pause, err error) {
+func (s *store) Pauses(ctx context.Context) (pauses []Pause, err error) {
 	err = s.read(ctx, func(rows *sql.Rows) error {
 		p, err := scanPause(rows.Scan)
 		pauses = append(pauses, p)
 		return err
-	}, s.text.Pauses, kind, MostPauses+1)
-	switch {
-	case err != nil:
+	}, s.text.Pauses, MostPauses)
+	if err != nil {
 		return nil, fmt.Errorf("read pauses: %w", err)
-	case len(pauses) > MostPauses:
-		return nil, errOverfull
 	}
 	return pauses, nil
+}
+
+func (s *store) Paused(ctx context.Context, kind string) (targets []Target, err error) {
+	err = s.read(ctx, func(rows *sql.Rows) error {
+		var t Target
+		err := rows.Scan(&t.Kind, &t.Name)
+		targets = append(targets, t)
+		return err
+	}, s.text.Paused, kind, MostApplied)
+	if err != nil {
+		return nil, fmt.Errorf("read pauses: %w", err)
+	}
+	return targets, nil
 }
 
 func (s *store) Pause(ctx context.Context, kind, name string, act Act) (already *Pause, err error) {

@@ -89,7 +89,7 @@ func TestStore_APauseStaysUntilItIsResumedAndTellsWho(t *testing.T) {
 			t.Fatalf("%+v, %v", already, err)
 		}
 		for kind, want := range map[string]int{"": 1, "topic": 1, "key": 0} {
-			if got, err := f.Pauses(t.Context(), kind); err != nil || len(got) != want {
+			if got, err := f.Paused(t.Context(), kind); err != nil || len(got) != want {
 				t.Errorf("%q: %+v, %v", kind, got, err)
 			}
 		}
@@ -99,7 +99,7 @@ func TestStore_APauseStaysUntilItIsResumedAndTellsWho(t *testing.T) {
 		if _, err := f.Resume(t.Context(), "topic", "orders", bob); !errors.Is(err, steerstore.ErrNotPaused) {
 			t.Error(err)
 		}
-		if got, err := f.Pauses(t.Context(), ""); err != nil || len(got) != 0 {
+		if got, err := f.Pauses(t.Context()); err != nil || len(got) != 0 {
 			t.Errorf("%+v, %v", got, err)
 		}
 		want := []string{"ada topic.pause topic orders full", "bob topic.resume topic orders mine"}
@@ -126,13 +126,21 @@ func TestStore_OfTwoOperatorsOnePausesAndTheyStayBelowTheBound(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		got, err := f.Pauses(t.Context(), "")
+		got, err := f.Pauses(t.Context())
 		if refused != len(errs)-1 || err != nil || len(got) != steerstore.MostPauses || len(f.audited(t)) != 1 {
 			t.Errorf("%d refused, %d paused, %v", refused, len(got), err)
 		}
-		f.exec(t, `insert into {{pauses}} (kind, name, actor) values ('topic', 'by hand', 'x')`)
-		if got, err := f.Pauses(t.Context(), ""); err == nil {
-			t.Errorf("%d pauses of too many", len(got))
+		f.exec(t, `insert into {{pauses}} (kind, name, actor) with recursive n (i) as (select 1 union all select i + 1 from n where i < 50) select 'topic', 'by hand' || i, 'x' from n`)
+		paused, err := f.Paused(t.Context(), "")
+		if err != nil || len(paused) != steerstore.MostPauses+50 {
+			t.Errorf("%d are paused, %v", len(paused), err)
+		}
+		if got, err := f.Pauses(t.Context()); err != nil || len(got) != steerstore.MostPauses {
+			t.Errorf("%d are listed, %v", len(got), err)
+		}
+		f.exec(t, `insert into {{pauses}} (kind, name, actor) with recursive n (i) as (select 1 union all select i + 1 from n where i < 2 * $1) select 'topic', 'more' || i, 'x' from n`, steerstore.MostApplied)
+		if paused, err := f.Paused(t.Context(), ""); err != nil || len(paused) != steerstore.MostApplied {
+			t.Errorf("%d are paused, %v", len(paused), err)
 		}
 	})
 }
@@ -148,7 +156,7 @@ func TestStore_NothingIsPausedWithoutTheTableAndItIsFoundLater(t *testing.T) {
 			f.exec(t, `drop table {{lane_commands}}`)
 			f.exec(t, `drop table {{pauses}}`)
 			f.exec(t, `delete from {{migrations}} where set_name = 'steer'`)
-			pauses, err := f.Pauses(t.Context(), "")
+			pauses, err := f.Pauses(t.Context())
 			commands, err2 := f.Commands(t.Context())
 			if err := errors.Join(err, err2); err != nil || len(pauses)+len(commands) > 0 {
 				t.Fatal(pauses, commands, err)
@@ -157,7 +165,7 @@ func TestStore_NothingIsPausedWithoutTheTableAndItIsFoundLater(t *testing.T) {
 			if _, err := f.Pause(t.Context(), "topic", "orders", ada); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := f.Pauses(t.Context(), ""); err != nil || len(got) != 1 {
+			if got, err := f.Pauses(t.Context()); err != nil || len(got) != 1 {
 				t.Fatalf("%+v, %v", got, err)
 			}
 		}
@@ -173,9 +181,9 @@ func TestStore_ACommandIsGivenOnceUntilItIsCarriedOut(t *testing.T) {
 		if err != nil || len(got) != 4 || got[0].Action != "release" || got[0].Lane != 3 || got[0].Age < 0 || got[1].Topic != "orders" || got[3].Lane != 31 {
 			t.Fatalf("%+v, %v", got, err)
 		}
-		for _, want := range []bool{true, false} {
-			if begun, err := f.BeginRelease(t.Context(), got[0].ID, "w"); err != nil || begun != want {
-				t.Errorf("begun %v, %v", begun, err)
+		for _, worker := range []string{"w", "w", "another"} {
+			if begun, err := f.BeginRelease(t.Context(), got[0].ID, worker); err != nil || begun != (worker == "w") {
+				t.Errorf("begun by %s: %v, %v", worker, begun, err)
 			}
 		}
 		for _, c := range got[1:] {
@@ -204,7 +212,7 @@ func TestStore_AnActWithoutAnAuditDoesNothing(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		pauses, err := f.Pauses(t.Context(), "")
+		pauses, err := f.Pauses(t.Context())
 		commands, err2 := f.Commands(t.Context())
 		if errors.Join(err, err2) != nil || len(pauses) != 1 || pauses[0].Name != "orders" || len(commands) != 0 {
 			t.Errorf("%+v, %+v", pauses, commands)

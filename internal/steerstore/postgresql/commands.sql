@@ -14,10 +14,10 @@ order by id
 limit $1
 
 -- name: begin_release
--- By the primary key. Of two workers, one begins it.
+-- By the primary key. Of two workers, one begins it, and may do so again.
 update {{lane_commands}}
 set worker = $2
-where id = $1 and worker = ''
+where id = $1 and worker in ('', $2)
 
 -- name: end_command
 -- By the primary key. Of two workers, one ends it.

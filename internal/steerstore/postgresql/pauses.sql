@@ -4,9 +4,17 @@
 select to_regclass('{{pauses}}') is not null
 
 -- name: pauses
--- By the primary key, in its order: of one kind or of all.
+-- By the primary key, in its order.
 -- Locks nothing.
 select kind, name, actor, reason, (date_part('epoch', since) * 1000000)::bigint
+from {{pauses}}
+order by kind, name
+limit $1
+
+-- name: paused
+-- By the primary key, in its order: of one kind or of all.
+-- Locks nothing.
+select kind, name
 from {{pauses}}
 where $1::text = '' or kind = $1::text
 order by kind, name

@@ -3,8 +3,15 @@
 select 1 as pauses
 
 -- name: pauses
--- By the primary key, in its order: of one kind or of all.
+-- By the primary key, in its order.
 select kind, name, actor, reason, since
+from {{pauses}}
+order by kind, name
+limit $1
+
+-- name: paused
+-- By the primary key, in its order: of one kind or of all.
+select kind, name
 from {{pauses}}
 where $1 = '' or kind = $1
 order by kind, name

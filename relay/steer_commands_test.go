@@ -1,0 +1,73 @@
+package relay_test
+
+import (
+	"database/sql/driver"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/steer"
+)
+
+// The answer to the record of a release may be lost: the command stands, and the lane is still
+// held.
+func TestSteer_AReleaseWhoseRecordHadNoAnswerIsCarriedOut(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		p.control(t)
+		cfg := p.unhurried()
+		cfg.Name = "one"
+		start(t, p.box(t), newCounting(), cfg)
+		eventually(t, "it has all lanes", func() bool { return p.leasesOf(t, "one") == outbox.Lanes+1 })
+		epoch := p.count(t, `select epoch from {{relay_leases}} where lane = 5`)
+		p.execute(t, `insert into {{lane_commands}} (action, lane, worker) select 'release', 5, owner from {{relay_leases}} where lane = 5`)
+		eventually(t, "the command is carried out", func() bool { return p.count(t, `select count(*) from {{lane_commands}}`) == 0 })
+		if p.count(t, `select epoch from {{relay_leases}} where lane = 5`) == epoch {
+			t.Error("the lane was not given back")
+		}
+	})
+}
+
+// Messages that fail again have their usual time until the next try.
+func TestSteer_RetryNowUsesUpOneAttempt(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		control, sink := p.control(t), newCounting()
+		box := p.boxOn(t, p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
+			if strings.Contains(text, "next_at > ") && strings.Contains(text, "update") {
+				time.Sleep(300 * time.Millisecond) // the first ones fail meanwhile
+			}
+			return nil
+		}), outbox.NoHistory)
+		sink.refuse.Store(true)
+		cfg := p.unhurried()
+		cfg.Retry = relay.Retry{Initial: time.Hour, Max: time.Hour}
+		start(t, box, sink, cfg)
+		const messages = 400
+		msgs := make([]*message.Message, messages)
+		for i, n := 0, 0; i < messages; n++ { // of one lane
+			if key := fmt.Sprint("k", n); outbox.Lane(key, "") == 3 {
+				msgs[i] = message.NewMessage(watermill.NewUUID(), nil)
+				outbox.SetKey(msgs[i], key)
+				i++
+			}
+		}
+		commitTo(t, box, "a", msgs...)
+		eventually(t, "they are retrying", func() bool {
+			return p.count(t, `select count(*) from {{parked}} where attempts = 1`) == messages
+		})
+		do(t, control.Retry(t.Context(), steer.Selection{Topic: "a"}, ada))
+		eventually(t, "all fail again", func() bool {
+			return p.count(t, `select count(*) from {{parked}} where attempts = 1`) == 0
+		})
+		if n := p.count(t, `select max(attempts) from {{parked}}`); n != 2 {
+			t.Errorf("one has used up %d attempts", n)
+		}
+	})
+}
