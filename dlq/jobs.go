@@ -66,7 +66,7 @@ type Job struct {
 	Plan      JobPlan // defaults filled in
 	Act       Act     // who started it, and why
 	CreatedAt time.Time
-	EndedAt   time.Time // zero until then
+	EndedAt   time.Time `json:",omitzero"` // zero until then
 
 	// CanaryPassed reports that the canary ended well, or that somebody resumed the job after
 	// it failed.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -62,14 +63,16 @@ goes on when they have ended well.`,
 					return err
 				}
 			}
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				if dryRun {
-					preview, err := letters.PreviewJob(cmd.Context(), plan)
+			if dryRun {
+				return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+					preview, err := letters.PreviewJob(ctx, plan)
 					if err != nil {
 						return err
 					}
 					return printPreview(cmd.OutOrStdout(), preview)
-				}
+				})
+			}
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				job, err := letters.StartJob(cmd.Context(), plan, act)
 				if err != nil {
 					return err
