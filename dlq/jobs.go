@@ -66,7 +66,7 @@ type Job struct {
 	Plan      JobPlan // defaults filled in
 	Act       Act     // who started it, and why
 	CreatedAt time.Time
-	EndedAt   time.Time // zero until then
+	EndedAt   time.Time `json:",omitzero"` // zero until then
 
 	CanaryPassed bool // the canary ended well
 

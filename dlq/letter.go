@@ -50,7 +50,7 @@ type Letter struct {
 	Payload   []byte           // nil in a list
 	Metadata  message.Metadata // nil in a list
 	Size      int              // payload size in bytes
-	CreatedAt time.Time        // when the message was written; zero if a foreign producer did not set it
+	CreatedAt time.Time        `json:",omitzero"` // when the message was written; zero if a foreign producer did not set it
 	DiedAt    time.Time        // when it was given up
 
 	// Reason is the class of the failure. From relays: refused, unroutable, unanswered, malformed, crashed,
@@ -71,8 +71,8 @@ type Letter struct {
 	MayHaveBeenDelivered bool
 
 	Act      Act       // who replayed or discarded it, and why
-	ActedAt  time.Time // zero until then
-	ClosedAt time.Time // when it became replayed or discarded; zero until then
+	ActedAt  time.Time `json:",omitzero"` // zero until then
+	ClosedAt time.Time `json:",omitzero"` // when it became replayed or discarded; zero until then
 
 	// FailedAgain is the id of the dead letter that the replay of this one has become; 0 if
 	// it has not failed, and in a list.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/crashpoint"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/repeats"
 )
 
@@ -34,7 +35,8 @@ func New(store Store, cfg Config) (*Engine, error) {
 	}
 	cfg, err := cfg.resolve()
 	codec, codecErr := newCodec(cfg.Responses.CompressAbove, cfg.Responses.Encryption)
-	telemetry, telemetryErr := newTelemetry(cfg.Telemetry.MeterProvider)
+	guard := nopanic.NewTelemetry(cfg.Logger)
+	telemetry, telemetryErr := newTelemetry(cfg.Telemetry.MeterProvider, guard)
 	if telemetryErr != nil {
 		telemetryErr = fmt.Errorf("idempotency: make metrics: %w", telemetryErr)
 	}
@@ -51,7 +53,7 @@ func New(store Store, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{core: &core{
 		store: store, claimKey: store.Claim, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry,
-		tracer: cfg.Telemetry.TracerProvider.Tracer("github.com/oncemill/oncemill/idempotency"),
+		tracer: guard.Tracer(cfg.Telemetry.TracerProvider, "github.com/oncemill/oncemill/idempotency"),
 		draw:   rand.N[time.Duration], at: crashpoint.Reach,
 	}}
 	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/oncemill/oncemill/internal/labels"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // telemetry holds the metrics of an engine. docs/idempotency.md explains what each means
@@ -21,14 +22,14 @@ type telemetry struct {
 	endpoints                                           labels.Set
 }
 
-func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
+func newTelemetry(provider metric.MeterProvider, guard *nopanic.Telemetry) (*telemetry, error) {
 	meter := provider.Meter("github.com/oncemill/oncemill/idempotency")
 	t := &telemetry{}
 	var errs []error
 	counter := func(name, description string) metric.Int64Counter {
 		c, err := meter.Int64Counter(name, metric.WithUnit("{request}"), metric.WithDescription(description))
 		errs = append(errs, err)
-		return c
+		return guard.Counter(c)
 	}
 	t.received = counter("idempotency.received_total", "Requests that came with a key.")
 	t.started = counter("idempotency.started_total", "Requests that were run, the first time or after a failure.")
@@ -50,6 +51,7 @@ func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
 	t.duration, err = meter.Float64Histogram("idempotency.request.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from a request or command with a key to its answer, by endpoint and state."),
 		metric.WithExplicitBucketBoundaries(.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10))
+	t.storeLatency, t.duration = guard.Histogram(t.storeLatency), guard.Histogram(t.duration)
 	return t, errors.Join(append(errs, err)...)
 }
 

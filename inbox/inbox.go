@@ -26,6 +26,7 @@ import (
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/inboxstore"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/steerstore"
 	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox"
@@ -295,14 +296,15 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.Propagator == nil {
 		cfg.Propagator = otel.GetTextMapPropagator()
 	}
-	telemetry, err := newTelemetry(cfg.MeterProvider, cfg.Consumer)
+	guard := nopanic.NewTelemetry(cfg.Logger)
+	telemetry, err := newTelemetry(cfg.MeterProvider, guard, cfg.Consumer)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("inbox: make counters: %w", err))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), telemetry: telemetry, tracing: newTracing(cfg)}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), telemetry: telemetry, tracing: newTracing(cfg, guard)}
 	if cfg.DeadLetters != nil {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
 	}

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -52,7 +53,7 @@ type telemetry struct {
 	happened   happened
 }
 
-func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, error) {
+func newTelemetry(provider metric.MeterProvider, guard *nopanic.Telemetry, consumer string) (*telemetry, error) {
 	meter := provider.Meter("github.com/oncemill/oncemill/inbox")
 	t := &telemetry{consumer: attribute.String("messaging.consumer.group.name", consumer)}
 	var errs [7]error
@@ -71,6 +72,10 @@ func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, e
 	t.toEffect, errs[6] = meter.Float64Histogram("oncemill.inbox.commit_to_effect", metric.WithUnit("s"),
 		metric.WithDescription("Time from the insert into the outbox, by its database's clock, to the commit of the effects, by the clock of this process."),
 		metric.WithExplicitBucketBoundaries(append(durationBounds[:len(durationBounds):len(durationBounds)], 30, 60, 300, 1800, 3600, 21600, 86400)...))
+	for _, c := range []*metric.Int64Counter{&t.handled, &t.duplicates, &t.failed, &t.dead, &t.ignored} {
+		*c = guard.Counter(*c)
+	}
+	t.duration, t.toEffect = guard.Histogram(t.duration), guard.Histogram(t.toEffect)
 	return t, errors.Join(errs[:]...)
 }
 

@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/internal/tracecontext"
 )
@@ -20,10 +21,10 @@ type tracing struct {
 	consumer attribute.KeyValue
 }
 
-func newTracing(cfg Config) tracing {
+func newTracing(cfg Config, guard *nopanic.Telemetry) tracing {
 	return tracing{
-		tracer:   cfg.TracerProvider.Tracer("github.com/oncemill/oncemill/inbox"),
-		traces:   tracecontext.New(cfg.Propagator),
+		tracer:   guard.Tracer(cfg.TracerProvider, "github.com/oncemill/oncemill/inbox"),
+		traces:   tracecontext.New(guard.Propagator(cfg.Propagator)),
 		consumer: attribute.String("messaging.consumer.group.name", cfg.Consumer),
 	}
 }

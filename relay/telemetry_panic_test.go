@@ -12,43 +12,16 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"go.opentelemetry.io/otel/metric"
-	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
-	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/nopanic/nopanictest"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
-
-type badTracers struct{ tracenoop.TracerProvider }
-
-func (badTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return badTracer{} }
-
-type badTracer struct{ tracenoop.Tracer }
-
-func (badTracer) Start(context.Context, string, ...trace.SpanStartOption) (context.Context, trace.Span) {
-	panic("no tracer")
-}
-
-type badMeters struct{ metricnoop.MeterProvider }
-
-func (badMeters) Meter(string, ...metric.MeterOption) metric.Meter { return badMeter{} }
-
-type badMeter struct{ metricnoop.Meter }
-
-func (badMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return badCounter{}, nil
-}
-
-type badCounter struct{ metricnoop.Int64Counter }
-
-func (badCounter) Add(context.Context, int64, ...metric.AddOption) { panic("no meter") }
 
 type nothing struct{}
 
@@ -101,7 +74,7 @@ func TestRun_SurvivesTelemetryThatPanics(t *testing.T) {
 	}
 	log := &lockedBuffer{}
 	worker, err := relay.New(box, relay.FromPublisher(nothing{}), relay.Config{
-		Logger: slog.New(slog.NewTextHandler(log, nil)), TracerProvider: badTracers{}, MeterProvider: badMeters{}, Propagator: propagation.TraceContext{},
+		Logger: slog.New(slog.NewTextHandler(log, nil)), TracerProvider: nopanictest.Tracers{}, MeterProvider: nopanictest.Meters{}, Propagator: propagation.TraceContext{},
 	})
 	if err != nil {
 		t.Fatal(err)

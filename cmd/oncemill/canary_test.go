@@ -161,7 +161,8 @@ func TestSecrets_AreSeenNowhere(t *testing.T) {
 
 	for _, line := range []string{
 		"status --json", "workers --json", "retrying --json", "inbox --json", "outbox list --json", "history list --json", "dlq --json", "dlq groups --json",
-		"dlq", "audit --json", "migrate status --json", "doctor --json", "history resend --from 1h --dry-run", "dlq replay 99", "history show 99", "relay --amqp-url amqp://x:" + canaryBroker + "@[",
+		"dlq", "audit --json", "migrate status --json", "doctor --json", "history resend --from 1h --dry-run", "dlq replay 99", "history show 99", "keys --json --state running,interrupted,completed", "jobs --json",
+		"pause list --json", "dlq replay --all --dry-run", "relay --amqp-url amqp://x:" + canaryBroker + "@[",
 	} {
 		for _, variables := range [][]string{env, wrong} {
 			cmd, printed := command(t.Context(), variables, strings.Fields(line)...)

@@ -175,9 +175,6 @@ func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) err
 
 func printLetters(w io.Writer, page []*dlq.Letter, asJSON bool) error {
 	if asJSON {
-		if page == nil {
-			page = []*dlq.Letter{}
-		}
 		return printJSON(w, page, "")
 	}
 	table := newTable("ID", "STATE", "DIED", "FROM", "TOPIC", "KEY", "MESSAGE", "TRIES", "DELIVERED", "REASON", "ERROR")

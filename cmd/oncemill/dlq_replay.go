@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -66,14 +67,16 @@ their message id, or since several have the same one.`,
 					return err
 				}
 			}
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				if dryRun {
-					preview, err := letters.PreviewJob(cmd.Context(), plan)
+			if dryRun {
+				return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+					preview, err := letters.PreviewJob(ctx, plan)
 					if err != nil {
 						return err
 					}
 					return printPreview(cmd.OutOrStdout(), preview)
-				}
+				})
+			}
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				job, err := letters.StartJob(cmd.Context(), plan, act)
 				if err != nil {
 					return err

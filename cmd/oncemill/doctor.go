@@ -136,7 +136,7 @@ func report(out io.Writer, findings []doctor.Finding, whole, asJSON bool) error 
 		return nil
 	}
 	if asJSON {
-		if err := printJSON(out, append([]doctor.Finding{}, findings...), ""); err != nil {
+		if err := printJSON(out, findings, ""); err != nil {
 			return err
 		}
 	} else if err := printFindings(out, findings); err != nil {

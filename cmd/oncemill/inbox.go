@@ -59,7 +59,7 @@ oncemill.inbox.duplicates counts them.`,
 				}
 			}
 			if asJSON {
-				return printJSON(cmd.OutOrStdout(), append([]consumer{}, all...), "")
+				return printJSON(cmd.OutOrStdout(), all, "")
 			}
 			table := newTable("CONSUMER", "HANDLED", "KEPT", "NEWEST", "FAILING", "CONFLICTS", "REFUSED")
 			for _, c := range all {

@@ -39,8 +39,8 @@ letters that somebody else had replayed, discarded or purged before the job came
   oncemill jobs pause 3 --reason "broker is down"`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.withLetters(cmd, func(letters *dlq.Store) error {
-				jobs, err := letters.Jobs(cmd.Context())
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				jobs, err := letters.Jobs(ctx)
 				if err != nil {
 					return err
 				}
@@ -73,8 +73,12 @@ func newShowJob(opts *options) *cobra.Command {
 		Short: "Show a replay job as JSON",
 		Args:  wrongUse(oneJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return opts.withJob(cmd, args, func(letters *dlq.Store, id int64) error {
-				job, err := letters.Job(cmd.Context(), id)
+			id, err := jobID(args)
+			if err != nil {
+				return err
+			}
+			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				job, err := letters.Job(ctx, id)
 				if err != nil {
 					return err
 				}
@@ -130,11 +134,19 @@ func oneJob(_ *cobra.Command, args []string) error {
 
 // withJob opens the database, for a command whose argument is the id of a job.
 func (o *options) withJob(cmd *cobra.Command, args []string, fn func(*dlq.Store, int64) error) error {
-	id, err := strconv.ParseInt(args[0], 10, 64)
-	if err != nil || id <= 0 {
-		return &usageError{fmt.Errorf("%q is not the id of a job; oncemill jobs lists them", args[0])}
+	id, err := jobID(args)
+	if err != nil {
+		return err
 	}
 	return o.withLetters(cmd, func(letters *dlq.Store) error { return fn(letters, id) })
+}
+
+func jobID(args []string) (int64, error) {
+	id, err := strconv.ParseInt(args[0], 10, 64)
+	if err != nil || id <= 0 {
+		return 0, &usageError{fmt.Errorf("%q is not the id of a job; oncemill jobs lists them", args[0])}
+	}
+	return id, nil
 }
 
 const (

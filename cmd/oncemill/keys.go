@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"encoding/hex"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/status"
 )
 
 func newKeys(opts *options) *cobra.Command {
@@ -59,17 +61,21 @@ func (k *keySecrets) config() (cfg idempotency.AdminConfig, err error) {
 	return cfg, nil
 }
 
-// withKeys opens the database and its idempotency keys.
-func (o *options) withKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, sets []oncemill.Migrations, fn func(*idempotency.Admin) error) error {
-	return o.database.interruptible(cmd.Context(), func(db *sql.DB, where oncemill.Config) error {
-		if err := oncemill.CheckMigrated(cmd.Context(), db, where, sets...); err != nil {
-			return err
-		}
-		store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: where})
+// readKeys opens the database and its idempotency keys for what only reads, with a time limit.
+func (o *options) readKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, fn func(context.Context, *idempotency.Admin) error) error {
+	return o.reading(cmd, func(ctx context.Context, db *sql.DB, where oncemill.Config) error {
+		admin, err := openKeys(ctx, db, where, cfg, idempotency.Migrations)
 		if err != nil {
 			return err
 		}
-		admin, err := idempotency.NewAdmin(store, cfg)
+		return fn(ctx, admin)
+	})
+}
+
+// withKeys opens the database, its idempotency keys and the audit.
+func (o *options) withKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, fn func(*idempotency.Admin) error) error {
+	return o.database.interruptible(cmd.Context(), func(db *sql.DB, where oncemill.Config) error {
+		admin, err := openKeys(cmd.Context(), db, where, cfg, idempotency.Migrations, audit.Migrations)
 		if err != nil {
 			return err
 		}
@@ -77,10 +83,16 @@ func (o *options) withKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, sets
 	})
 }
 
-var (
-	keySets    = []oncemill.Migrations{idempotency.Migrations}
-	keyActSets = []oncemill.Migrations{idempotency.Migrations, audit.Migrations}
-)
+func openKeys(ctx context.Context, db *sql.DB, where oncemill.Config, cfg idempotency.AdminConfig, sets ...oncemill.Migrations) (*idempotency.Admin, error) {
+	if err := oncemill.CheckMigrated(ctx, db, where, sets...); err != nil {
+		return nil, err
+	}
+	store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: where})
+	if err != nil {
+		return nil, err
+	}
+	return idempotency.NewAdmin(store, cfg)
+}
 
 // scopeFlags are the flags that select a caller.
 type scopeFlags struct {
@@ -167,11 +179,11 @@ by endpoint.`,
 			if err != nil {
 				return err
 			}
-			return opts.withKeys(cmd, cfg, keySets, func(admin *idempotency.Admin) error {
+			return opts.readKeys(cmd, cfg, func(ctx context.Context, admin *idempotency.Admin) error {
 				if filter.Caller, err = scope.of(admin); err != nil {
 					return err
 				}
-				page, err := admin.List(cmd.Context(), filter)
+				page, err := admin.List(ctx, filter)
 				if err != nil {
 					return err
 				}
@@ -203,8 +215,8 @@ func printKeys(w io.Writer, page idempotency.Page, asJSON bool) error {
 			all[i] = shownOf(page.Keys[i])
 		}
 		return printJSON(w, struct {
-			Keys []shownKey `json:"keys"`
-			Next string     `json:"next,omitempty"`
+			Keys []shownKey
+			Next string `json:",omitempty"` // for --after
 		}{all, next}, "")
 	}
 	table := newTable("KEY", "STATE", "CLAIMED", "ENDS IN", "ROUTE", "STATUS", "SIZE", "CALLER", "TRACE")
@@ -222,42 +234,39 @@ func printKeys(w io.Writer, page idempotency.Page, asJSON bool) error {
 	return err
 }
 
-// shownKey is a key as JSON.
+// shownKey is a key as JSON: the fields of [idempotency.Key], with hashes in hexadecimal.
 type shownKey struct {
-	ID            string            `json:"id"`
-	Caller        string            `json:"caller"`
-	Route         string            `json:"route"`
-	State         idempotency.Phase `json:"state"`
-	Status        int               `json:"status,omitempty"`
-	Size          int64             `json:"size"`
-	Location      string            `json:"location,omitempty"`
-	ResourceID    string            `json:"resource_id,omitempty"`
-	CorrelationID string            `json:"correlation_id,omitempty"`
-	TraceID       string            `json:"trace_id,omitempty"`
-	CreatedAt     time.Time         `json:"created_at"`
-	CompletedAt   *time.Time        `json:"completed_at,omitempty"`
-	LeaseLeft     string            `json:"lease_left,omitempty"`
-	ExpiresIn     string            `json:"expires_in"`
-	Answer        *shownAnswer      `json:"answer,omitempty"`
+	ID            string
+	Caller        string
+	Endpoint      string
+	Phase         idempotency.Phase
+	Status        int `json:",omitempty"`
+	Size          int64
+	Location      string `json:",omitempty"`
+	ResourceID    string `json:",omitempty"`
+	CorrelationID string `json:",omitempty"`
+	TraceID       string `json:",omitempty"`
+	CreatedAt     time.Time
+	CompletedAt   time.Time  `json:",omitzero"`
+	LeaseLeft     status.Age `json:",omitzero"`
+	ExpiresIn     status.Age
+	Answer        *shownAnswer `json:",omitempty"`
 }
 
 // shownAnswer is a stored answer as JSON. Its body is in base64.
 type shownAnswer struct {
-	Header map[string][]string `json:"header,omitempty"`
-	Body   []byte              `json:"body"`
+	Header map[string][]string `json:",omitempty"`
+	Body   []byte
 }
 
 func shownOf(k idempotency.Key) shownKey {
 	s := shownKey{
-		ID: hex.EncodeToString(k.ID[:]), Caller: hex.EncodeToString(k.Caller[:]), Route: k.Endpoint, State: k.Phase, Status: k.Status, Size: k.Size,
-		Location: k.Location, ResourceID: k.ResourceID, CorrelationID: k.CorrelationID, TraceID: k.TraceID, CreatedAt: k.CreatedAt,
-		ExpiresIn: k.ExpiresIn.Round(time.Second).String(),
-	}
-	if !k.CompletedAt.IsZero() {
-		s.CompletedAt = &k.CompletedAt
+		ID: hex.EncodeToString(k.ID[:]), Caller: hex.EncodeToString(k.Caller[:]), Endpoint: k.Endpoint, Phase: k.Phase, Status: k.Status, Size: k.Size,
+		Location: k.Location, ResourceID: k.ResourceID, CorrelationID: k.CorrelationID, TraceID: k.TraceID,
+		CreatedAt: k.CreatedAt, CompletedAt: k.CompletedAt, ExpiresIn: status.Age(k.ExpiresIn),
 	}
 	if k.Phase == idempotency.PhaseRunning {
-		s.LeaseLeft = k.LeaseLeft.Round(time.Second).String()
+		s.LeaseLeft = status.Age(k.LeaseLeft)
 	}
 	return s
 }
@@ -284,14 +293,14 @@ body in base64. It may hold what only the client may see.`,
 			if err != nil {
 				return err
 			}
-			return opts.withKeys(cmd, cfg, keySets, func(admin *idempotency.Admin) error {
-				key, err := admin.Find(cmd.Context(), args[0])
+			return opts.readKeys(cmd, cfg, func(ctx context.Context, admin *idempotency.Admin) error {
+				key, err := admin.Find(ctx, args[0])
 				if err != nil {
 					return err
 				}
 				out := shownOf(key)
 				if answer {
-					stored, err := admin.Answer(cmd.Context(), key)
+					stored, err := admin.Answer(ctx, key)
 					if err != nil {
 						return err
 					}

@@ -67,7 +67,7 @@ encodes it, without --status. HASH is as for show.`,
 				return err
 			}
 			cfg.Retention = retention
-			return opts.withKeys(cmd, cfg, keyActSets, func(admin *idempotency.Admin) error {
+			return opts.withKeys(cmd, cfg, func(admin *idempotency.Admin) error {
 				key, err := admin.Find(cmd.Context(), args[0])
 				if err != nil {
 					return err
@@ -135,7 +135,7 @@ Services with Responses.Cache replay a completed key until it expires there.`,
 			if err := reasonGiven(cmd, act); err != nil {
 				return err
 			}
-			return opts.withKeys(cmd, idempotency.AdminConfig{}, keyActSets, func(admin *idempotency.Admin) error {
+			return opts.withKeys(cmd, idempotency.AdminConfig{}, func(admin *idempotency.Admin) error {
 				key, err := admin.Find(cmd.Context(), args[0])
 				if err != nil {
 					return err
@@ -196,7 +196,7 @@ Services with Responses.Cache replay erased keys until they expire there.`,
 			if err != nil {
 				return err
 			}
-			return opts.withKeys(cmd, cfg, keyActSets, func(admin *idempotency.Admin) error {
+			return opts.withKeys(cmd, cfg, func(admin *idempotency.Admin) error {
 				caller, err := scope.of(admin)
 				if err != nil {
 					return err

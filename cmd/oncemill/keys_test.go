@@ -49,7 +49,7 @@ func TestKeysCommand_ListsShowsSettlesAndReleases(t *testing.T) {
 		t.Error(out)
 	}
 	var page struct {
-		Keys []shownKey
+		Keys []struct{ ID string }
 		Next string
 	}
 	out := run(0, "keys", "--json", "--limit", "1", "--state", "completed,running,interrupted")
@@ -59,10 +59,10 @@ func TestKeysCommand_ListsShowsSettlesAndReleases(t *testing.T) {
 	if out := run(0, "keys", "--after", page.Next, "--limit", "1", "--state", "completed,running"); !strings.Contains(out, "0b0000000000") || !strings.Contains(out, "--after 0b"+zeros) {
 		t.Error(out)
 	}
-	if out := run(0, "keys", "show", "0c0000000000"); !strings.Contains(out, `"status": 201`) || strings.Contains(out, "answer") {
+	if out := run(0, "keys", "show", "0c0000000000"); !strings.Contains(out, `"Status": 201`) || strings.Contains(out, "Answer") {
 		t.Error(out)
 	}
-	if out := run(0, "keys", "show", "0c0000000000", "--answer"); !strings.Contains(out, `"body": "c2VjcmV0IGJvZHk="`) {
+	if out := run(0, "keys", "show", "0c0000000000", "--answer"); !strings.Contains(out, `"Body": "c2VjcmV0IGJvZHk="`) {
 		t.Error(out)
 	}
 	run(1, "keys", "show", "0d0000000000")
@@ -105,7 +105,7 @@ func TestKeysCommand_ListsShowsSettlesAndReleases(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(0, "keys", "settle", "0a0000000000", "--status", "201", "--header", "Location: /orders/7", "--body", body, "--reason", "charge 88", "--by", "ada")
-	if out := run(0, "keys", "show", "0a"+zeros, "--answer"); !strings.Contains(out, `"state": "completed"`) || !strings.Contains(out, `"/orders/7"`) || !strings.Contains(out, "bWFkZQ==") {
+	if out := run(0, "keys", "show", "0a"+zeros, "--answer"); !strings.Contains(out, `"Phase": "completed"`) || !strings.Contains(out, `"/orders/7"`) || !strings.Contains(out, "bWFkZQ==") {
 		t.Error(out)
 	}
 	if out := run(1, "keys", "settle", "0a0000000000", "--failed", "--reason", "x"); !strings.Contains(out, "no unknown outcome") {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -60,8 +61,12 @@ func newPauses(opts *options) *cobra.Command {
 		Short: "List what is paused, by whom, since when and why",
 		Args:  wrongUse(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.withControl(cmd, func(control *steer.Control) error {
-				pauses, err := control.List(cmd.Context())
+			return opts.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+				control, err := openControl(ctx, db, cfg)
+				if err != nil {
+					return err
+				}
+				pauses, err := control.List(ctx)
 				if err != nil {
 					return err
 				}
@@ -170,15 +175,19 @@ attempt. Messages of what is paused stay where they are.`,
 // withControl opens the database and the control of its workers.
 func (o *options) withControl(cmd *cobra.Command, fn func(*steer.Control) error) error {
 	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
-		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, audit.Migrations, steer.Migrations); err != nil {
-			return err
-		}
-		control, err := steer.New(db, steer.Config{Database: cfg})
+		control, err := openControl(cmd.Context(), db, cfg)
 		if err != nil {
 			return err
 		}
 		return fn(control)
 	})
+}
+
+func openControl(ctx context.Context, db *sql.DB, cfg oncemill.Config) (*steer.Control, error) {
+	if err := oncemill.CheckMigrated(ctx, db, cfg, audit.Migrations, steer.Migrations); err != nil {
+		return nil, err
+	}
+	return steer.New(db, steer.Config{Database: cfg})
 }
 
 func steerFlags(cmd *cobra.Command, act *steer.Act, reason string) {

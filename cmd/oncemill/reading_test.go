@@ -2,6 +2,7 @@ package main
 
 import (
 	"database/sql"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -27,14 +28,32 @@ func TestReads_EndAfterTheirTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback() //nolint:errcheck // it changed nothing
-	if _, err := tx.ExecContext(t.Context(), where.Expand(`lock table {{outbox_history}}, {{outbox}}, {{audit}}, {{dead_letters}}, {{parked}} in access exclusive mode`)); err != nil {
+	if _, err := tx.ExecContext(t.Context(), where.Expand(`lock table {{outbox_history}}, {{outbox}}, {{audit}}, {{dead_letters}}, {{parked}}, {{dead_letter_jobs}}, {{pauses}}, {{idempotency}} in access exclusive mode`)); err != nil {
 		t.Fatal(err)
 	}
-	for _, command := range []string{"history list", "history show 1", "outbox list", "outbox show 1", "audit", "dlq", "dlq groups", "dlq show 1", "retrying"} {
+	for _, command := range []string{
+		"history list", "history show 1", "outbox list", "outbox show 1", "audit", "dlq", "dlq groups", "dlq show 1", "retrying", "jobs", "jobs show 1",
+		"dlq replay --all --dry-run", "pause list", "keys", "keys list --state completed", "keys show 0a0000000000",
+	} {
 		begin := time.Now()
 		out := run(1, append(strings.Fields(command), "--read-timeout", "500ms")...)
 		if took := time.Since(begin); took > 10*time.Second || !strings.Contains(out, "--read-timeout") {
 			t.Errorf("%s took %v: %s", command, took, out)
 		}
+	}
+}
+
+// A list without lines is an empty list in JSON, for scripts that go through it.
+func TestLists_AreEmptyArraysInJSON(t *testing.T) {
+	t.Parallel()
+	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + filepath.Join(t.TempDir(), "shop.db")})
+	run(0, "migrate")
+	for _, command := range []string{"audit", "dlq", "dlq groups", "history list", "inbox", "jobs", "outbox list", "pause list", "retrying", "workers"} {
+		if out := run(0, append(strings.Fields(command), "--json")...); out != "[]\n" {
+			t.Errorf("%s: %s", command, out)
+		}
+	}
+	if out := run(0, "keys", "--json"); out != "{\"Keys\":[]}\n" {
+		t.Errorf("keys: %s", out)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"unicode"
@@ -15,6 +16,9 @@ import (
 // printJSON prints JSON that is safe for terminals. JSON itself escapes only ASCII's
 // control characters.
 func printJSON(w io.Writer, v any, indent string) error {
+	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
+		v = []any{}
+	}
 	var encoded strings.Builder
 	encoder := json.NewEncoder(&encoded)
 	encoder.SetIndent("", indent)

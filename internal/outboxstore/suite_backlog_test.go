@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func TestStore_BacklogCountsUpToALimit(t *testing.T) {
@@ -46,12 +47,15 @@ func TestStore_BacklogCountsUpToALimit(t *testing.T) {
 			t.Errorf("limited: %+v", b)
 		}
 		if !f.isSQLite() {
-			for _, partition := range []string{"outbox_0", "outbox_1", "outbox_2", "outbox_3"} {
-				f.exec(t, `analyze {{`+partition+`}}`)
-			}
-			if b, err = f.Backlog(t.Context(), 1); err != nil || b.Estimate != 8 {
-				t.Errorf("estimate %d, %v", b.Estimate, err)
-			}
+			// A session that reports its rows after they were analyzed makes them count twice.
+			testserver.Eventually(t, "the estimate is right once all sessions have reported", func() bool {
+				for _, partition := range []string{"outbox_0", "outbox_1", "outbox_2", "outbox_3"} {
+					f.exec(t, `analyze {{`+partition+`}}`)
+				}
+				b, err = f.Backlog(t.Context(), 1)
+				must(t, err)
+				return b.Estimate == 8
+			})
 		}
 		f.remove(t, refs(f.read(t)), false)
 		b, err = f.Backlog(t.Context(), 10)

@@ -32,7 +32,8 @@ select
 
 -- name: estimate
 -- What the statistics of the server say about the rows of the outbox. They are as old as the last
--- report of the sessions that wrote, or 0 after a crash, until it is analyzed.
+-- report of the sessions that wrote, or 0 after a crash, until it is analyzed. Rows that a session
+-- reports after that count twice until it is analyzed again.
 select coalesce(sum(pg_stat_get_live_tuples(i.inhrelid)), 0)::bigint
 from pg_inherits i
 where i.inhparent = '{{outbox}}'::regclass;
