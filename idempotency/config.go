@@ -94,8 +94,8 @@ type KeyConfig struct {
 	// RateLimit is called before a key is claimed or its answer is looked for, for requests
 	// with a key and for commands, but not for Engine.Watermill. A [*RateLimitError] refuses
 	// the request with 429; after another error or a panic it is answered with 500, and the
-	// error is logged. scope has the route. It runs in the time of Timeout, and must be
-	// safe for concurrent use. Default: none.
+	// error is logged. scope has the route. It runs in the time of Timeout, after which the
+	// answer is 503, and must be safe for concurrent use. Default: none.
 	RateLimit func(ctx context.Context, scope Scope) error
 }
 

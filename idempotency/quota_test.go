@@ -324,3 +324,34 @@ func TestQuota_NothingIsCarriedIntoALaterWindow(t *testing.T) {
 		}
 	})
 }
+
+// A limiter that is too slow has not failed: the client may come again.
+func TestRateLimit_RunsInTheTimeOfTheRequest(t *testing.T) {
+	t.Parallel()
+	for name, result := range map[string]func(context.Context) error{
+		"it notices":     context.Context.Err,
+		"it does not":    func(context.Context) error { return nil },
+		"it still knows": func(context.Context) error { return &idempotency.RateLimitError{RetryAfter: -time.Minute} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := &spy{Store: &idempotency.MemoryStore{}}
+			handler := newEngine(t, store, func(c *idempotency.Config) {
+				c.Timeout = 20 * time.Millisecond
+				c.Keys.RateLimit = func(ctx context.Context, _ idempotency.Scope) error {
+					<-ctx.Done()
+					return result(ctx)
+				}
+			}).Middleware(ok("ran"))
+			w := do(t, handler, post("/", "x"))
+			if name == "it still knows" {
+				expectProblem(t, w, http.StatusTooManyRequests, "rate-limited")
+			} else {
+				expectProblem(t, w, http.StatusServiceUnavailable, "execution-timeout")
+			}
+			if w.Header().Get("Retry-After") != "1" || store.last.Load() != nil {
+				t.Errorf("%v, claimed %v", w.Header(), store.last.Load())
+			}
+		})
+	}
+}

@@ -43,14 +43,15 @@ func newSettleKey(opts *options) *cobra.Command {
 	var headers []string
 	var body string
 	var failed bool
-	var retention time.Duration
+	var retention, refuseFor time.Duration
 	cmd := &cobra.Command{
 		Use:   "settle HASH",
 		Short: "Store the answer of a key whose outcome is unknown; a reason is required",
 		Long: `Store the answer of a key whose outcome is unknown, once you have found out what happened.
-All retries get it, for --retention. Give --status, --header and --body as the handler
-would have answered; or --failed if the effect did not happen and is not to happen with
-this key: retries get 422 settled-failed. If the request is to run again, release the key.
+All retries get it, for --retention; later the key runs again, or is first refused for
+--refuse-for. Give --status, --header and --body as the handler would have answered; or
+--failed if the effect did not happen and is not to happen with this key: retries get 422
+settled-failed. If the request is to run again, release the key.
 
 The key of a command (idempotency.Do) gets its result from --body, as encoding/json
 encodes it, without --status. A command has no answer for --failed: release it. HASH is as
@@ -68,7 +69,7 @@ for show.`,
 			if err != nil {
 				return err
 			}
-			cfg.Retention = retention
+			cfg.Retention, cfg.RefuseFor = retention, refuseFor
 			return opts.withKeys(cmd, cfg, keyActSets, func(admin *idempotency.Admin) error {
 				key, err := admin.Find(cmd.Context(), args[0])
 				if err != nil {
@@ -88,6 +89,7 @@ for show.`,
 	flags.StringVar(&body, "body", "", "file with the body of the answer, or with the result of a command")
 	flags.BoolVar(&failed, "failed", false, "the effect did not happen, and is not to happen with this key")
 	flags.DurationVar(&retention, "retention", 24*time.Hour, "how long retries get the answer")
+	flags.DurationVar(&refuseFor, "refuse-for", 0, "how long a retry then gets 410, as with Config.Expiry.RefuseFor, before the key runs again")
 	secrets.registerEncryption(cmd)
 	actFlags(cmd, &act, "why (required)")
 	return cmd

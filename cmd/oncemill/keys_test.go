@@ -76,6 +76,7 @@ func TestKeysCommand_ListsShowsSettlesAndReleases(t *testing.T) {
 		{"settle", "0a0000000000", "--failed", "--status", "201", "--reason", "x"},
 		{"settle", "0a0000000000", "--status", "201", "--header", "x", "--reason", "x"},
 		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--retention", "1ms"},
+		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--refuse-for", "-1s"},
 		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--encryption-key", "k"},
 		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--body", path + "absent"},
 		{"release", "0a0000000000", "--yes"},
@@ -170,7 +171,7 @@ func TestKeysCommand_SaysThatThereAreMore(t *testing.T) {
 }
 
 // The answer "failed" would be a success for the callers of a command, whose result it is not.
-func TestKeysCommand_SettlesNoCommandAsFailed(t *testing.T) {
+func TestKeysCommand_SettlesACommandWithItsResultOnly(t *testing.T) {
 	t.Parallel()
 	path, run := keysOf(t)
 	if _, err := testserver.OpenSQLite(t, path).ExecContext(t.Context(), `update oncemill_idempotency set endpoint = 'command close'`); err != nil {
@@ -185,7 +186,15 @@ func TestKeysCommand_SettlesNoCommandAsFailed(t *testing.T) {
 	if err := os.WriteFile(result, []byte(`{"id":7}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run(0, "keys", "settle", "0a0000000000", "--reason", "x", "--body", result)
+	run(0, "keys", "settle", "0a0000000000", "--reason", "x", "--body", result, "--retention", "1s", "--refuse-for", "1h")
+	time.Sleep(time.Second)
+	if out := run(0, "keys", "--state", "expired"); !strings.Contains(out, "0a0000000000") {
+		t.Errorf("it may run again: %s", out)
+	}
+	run(0, "purge")
+	if out := run(0, "keys", "--state", "expired"); !strings.Contains(out, "0a0000000000") {
+		t.Errorf("it may run again: %s", out)
+	}
 }
 
 // What waits for input ends when it is interrupted, and has done nothing.
