@@ -18,7 +18,7 @@ type allowance struct {
 	left     int
 	until    time.Time
 	counting *counting // nil: no claim counts
-	known    time.Time // when the count began that left is known from
+	known    time.Time // when a count was last used; one that began before is outdated
 }
 
 // counting is a claim that counts, while others of its caller wait for it.
@@ -67,7 +67,7 @@ func (a *allowance) take() (taken bool, other, self *counting) {
 	return false, nil, a.counting
 }
 
-// counted ends a count. The result is outdated if a later count was faster.
+// counted ends a count. Its result is outdated if another was used since it began.
 func (a *allowance) counted(self *counting, left int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -75,7 +75,7 @@ func (a *allowance) counted(self *counting, left int) {
 	if a.counting == self {
 		a.counting = nil
 	}
-	if !self.since.Before(a.known) {
-		a.known, a.left, a.until = self.since, left, time.Now().Add(allowanceTime)
+	if now := time.Now(); !self.since.Before(a.known) {
+		a.known, a.left, a.until = now, left, now.Add(allowanceTime)
 	}
 }

@@ -71,7 +71,7 @@ type usage struct {
 	resets time.Time // when the window ends
 
 	counting *counting // nil: no claim counts
-	known    time.Time // when the count began that the rest is known from
+	known    time.Time // when a count was last used; one that began before is outdated
 }
 
 // of returns the usage of a caller. When there are too many callers, those that are known
@@ -136,10 +136,10 @@ func (u *usage) added(self *counting, q *Quota, sum Usage) bool {
 	defer u.mu.Unlock()
 	now := time.Now()
 	over := q.Keys > 0 && sum.Keys > int64(q.Keys) || q.Bytes > 0 && sum.Bytes >= q.Bytes
-	if self.since.Before(u.known) { // a later one was faster
+	if self.since.Before(u.known) { // it may not include what was taken since
 		return !over
 	}
-	u.known, u.resets, u.until = self.since, now.Add(sum.Left), now.Add(min(sum.Left, allowanceTime))
+	u.known, u.resets, u.until = now, now.Add(sum.Left), now.Add(min(sum.Left, allowanceTime))
 	if over {
 		u.over = u.until
 	}
