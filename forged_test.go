@@ -226,7 +226,7 @@ func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 		for _, table := range tables {
 			mine := map[string][]string{
 				"stock":    {"inbox", "inbox_failures", "inbox_sequences", "inbox_refused", "dead_letters", "pauses"},
-				"operator": {"dead_letters", "dead_letter_notes", "dead_letter_jobs", "dead_letter_job_letters", "audit", "pauses"},
+				"operator": {"dead_letters", "dead_letter_notes", "dead_letter_jobs", "dead_letter_job_letters", "audit", "pauses", "inbox"},
 			}[role]
 			if !slices.Contains(append(mine, "migrations"), table) {
 				if _, err := db.ExecContext(t.Context(), `select from oncemill.`+table); sqlerr.State(err) != "42501" {

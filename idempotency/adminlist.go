@@ -32,10 +32,14 @@ type Page struct {
 
 	// More means that there may be more keys: List them with Filter.After = Next. A page may
 	// have fewer keys than the limit, or none, because a call looks at no more than 100,000
-	// keys. Where only running and interrupted keys are listed, the page has the oldest, of
-	// at most 20,000 that were looked at, and there is no next one: select them by Caller.
+	// keys.
 	More bool
 	Next ID
+
+	// Cut means that there are more running or interrupted keys, where only these are listed:
+	// the page has the oldest, of at most 20,000 that were looked at, and there is no next
+	// one. Select fewer, for example by Caller, or list another phase with them, in pages.
+	Cut bool
 }
 
 const (
@@ -56,8 +60,7 @@ func (a *Admin) List(ctx context.Context, f Filter) (Page, error) {
 		return Page{}, err
 	}
 	if open {
-		found, err := a.open(ctx, filter)
-		return Page{Keys: a.keysOf(found)}, err
+		return a.open(ctx, filter)
 	}
 	var page Page
 	from := f.After[:]
@@ -126,12 +129,26 @@ func bitOf(phase Phase) keystore.Phase {
 	return 0
 }
 
-func (a *Admin) open(ctx context.Context, f keystore.Filter) ([]keystore.Summary, error) {
-	found, err := within(ctx, a.store, func(ctx context.Context) ([]keystore.Summary, error) { return a.keys.Open(ctx, adminOpen, f) })
+func (a *Admin) open(ctx context.Context, f keystore.Filter) (page Page, err error) {
+	page, err = within(ctx, a.store, func(ctx context.Context) (p Page, err error) {
+		most := f.Limit
+		f.Limit++
+		found, err := a.keys.Open(ctx, adminOpen, f)
+		if err != nil {
+			return p, err
+		}
+		p.Keys = a.keysOf(found[:min(len(found), most)])
+		if len(found) > most {
+			p.Cut = true
+			return p, nil
+		}
+		p.Cut, err = a.keys.MoreOpen(ctx, adminOpen, f.Caller)
+		return p, err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("idempotency: list keys: %w", err)
+		return Page{}, fmt.Errorf("idempotency: list keys: %w", err)
 	}
-	return found, nil
+	return page, nil
 }
 
 // part is a slice of the table.

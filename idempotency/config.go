@@ -94,8 +94,8 @@ type KeyConfig struct {
 	// RateLimit is called before a key is claimed or its answer is looked for, for requests
 	// with a key and for commands, but not for Engine.Watermill. A [*RateLimitError] refuses
 	// the request with 429; after another error or a panic it is answered with 500, and the
-	// error is logged. scope has the route. It runs in the time of Timeout, and must be
-	// safe for concurrent use. Default: none.
+	// error is logged. scope has the route. It runs in the time of Timeout, after which the
+	// answer is 503, and must be safe for concurrent use. Default: none.
 	RateLimit func(ctx context.Context, scope Scope) error
 }
 
@@ -223,9 +223,10 @@ type ResponseConfig struct {
 	// KeepHeaders and DropHeaders. The answer is a copy: the first client gets the response as
 	// the handler wrote it, and retries the redacted one. Changes of Status are ignored, and
 	// Set-Cookie, Date and connection headers stay away. After an error, a panic, or with a body
-	// above MaxSize, nothing is stored, and the key is not replayable. It may run several
-	// times for one response, and must not read the request's body. The results of commands
-	// and what operators store are not redacted. Default: none.
+	// above MaxSize, nothing is stored, and the key is not replayable. What it does not get is
+	// not stored: trailers, and the Location of a response that is not replayable. It may run
+	// several times for one response, and must not read the request's body. The results of
+	// commands and what operators store are not redacted. Default: none.
 	Redact func(r *http.Request, answer *Answer) error
 
 	// AllowStreaming permits a handler in Middleware to flush. Then its response is sent as

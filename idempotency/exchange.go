@@ -172,8 +172,10 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 	}
 	if res.overflow && !x.cfg.Responses.Pointer || a.rec.streamed || !x.storable(res) {
 		c.State = StateNotReplayable
-		kept := x.kept(res)
-		c.Location = printable(kept.header("Location"), mostLocation)
+		if x.cfg.Responses.Redact == nil { // which gets only what is stored whole
+			kept := x.kept(res)
+			c.Location = printable(kept.header("Location"), mostLocation)
+		}
 		return x.sealed(c, nil)
 	}
 	redacted, err := x.redacted(res)

@@ -18,6 +18,7 @@ type allowance struct {
 	left     int
 	until    time.Time
 	counting *counting // nil: no claim counts
+	known    time.Time // when a count was last used; one that began before is outdated
 }
 
 // counting is a claim that counts, while others of its caller wait for it.
@@ -66,12 +67,15 @@ func (a *allowance) take() (taken bool, other, self *counting) {
 	return false, nil, a.counting
 }
 
-// counted ends a count. The result is outdated if another count has replaced it meanwhile.
+// counted ends a count. Its result is outdated if another was used since it began.
 func (a *allowance) counted(self *counting, left int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	close(self.done)
 	if a.counting == self {
-		a.counting, a.left, a.until = nil, left, time.Now().Add(allowanceTime)
+		a.counting = nil
+	}
+	if now := time.Now(); !self.since.Before(a.known) {
+		a.known, a.left, a.until = now, left, now.Add(allowanceTime)
 	}
 }

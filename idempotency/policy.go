@@ -34,7 +34,7 @@ const (
 // Recovery is what Config.Failures.Recover found out. The zero value means still unknown.
 type Recovery struct {
 	RunAgain bool        // the effect did not happen: run the handler
-	Status   int         // the effect happened: this is the answer, 200 to 599, if not 0
+	Status   int         // the effect happened: this is the answer, 200 to 599, for Do below 400, if not 0
 	Header   http.Header // at most 64 KiB
 	Body     []byte      // for Do the result, as encoding/json encodes it
 }

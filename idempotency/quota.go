@@ -23,7 +23,8 @@ type Quota struct {
 	Keys int
 
 	// Bytes is how many bytes of responses a caller may store in a window, as they are
-	// stored (see ResponseConfig.CompressAbove). The last one may exceed it. 1 to 1 PiB.
+	// stored (see ResponseConfig.CompressAbove). Requests that run when it is used up may
+	// exceed it. 1 to 1 PiB.
 	// Default: 0, which means any number.
 	Bytes int64
 
@@ -70,6 +71,7 @@ type usage struct {
 	resets time.Time // when the window ends
 
 	counting *counting // nil: no claim counts
+	known    time.Time // when a count was last used; one that began before is outdated
 }
 
 // of returns the usage of a caller. When there are too many callers, those that are known
@@ -115,30 +117,33 @@ func (u *usage) add(keys, bytes int64) {
 	u.keys, u.bytes = u.keys+keys, u.bytes+bytes
 }
 
-// flush returns the counts to add to the store, and a claim with them.
+// flush returns the counts to add to the store, and a claim with them. What was counted in a
+// window that has ended is forgotten.
 func (u *usage) flush() (keys, bytes int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	keys, bytes = u.keys, u.bytes
+	if time.Now().Before(u.resets) {
+		keys, bytes = u.keys, u.bytes
+	}
 	u.keys, u.bytes = 0, 0
 	return keys + 1, bytes
 }
 
-// added ends a count: sum includes what flush returned. It reports whether the claim may be
-// made. One that may not is taken back with the next count.
+// added takes what a count has found: sum includes what flush returned. It reports whether the
+// claim may be made.
 func (u *usage) added(self *counting, q *Quota, sum Usage) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	now := time.Now()
 	over := q.Keys > 0 && sum.Keys > int64(q.Keys) || q.Bytes > 0 && sum.Bytes >= q.Bytes
-	if over {
-		u.keys--
-		u.over, u.resets = now.Add(min(sum.Left, allowanceTime)), now.Add(sum.Left)
-	}
-	if u.counting != self { // another has replaced it
+	if self.since.Before(u.known) { // it may not include what was taken since
 		return !over
 	}
-	u.left, u.leftBytes, u.until = 1<<40, 1<<62, now.Add(allowanceTime)
+	u.known, u.resets, u.until = now, now.Add(sum.Left), now.Add(min(sum.Left, allowanceTime))
+	if over {
+		u.over = u.until
+	}
+	u.left, u.leftBytes = 1<<40, 1<<62
 	if q.Keys > 0 {
 		u.left = max(int64(q.Keys)-sum.Keys, 0) / 4
 	}
@@ -200,6 +205,10 @@ func (in *intent) countUsage(ctx context.Context, u *usage, self *counting) (dec
 		return decisionStoreFailed, Record{}, err
 	}
 	if !u.added(self, &in.cfg.Keys.Quota, sum) {
+		// At once, or it would count against the caller's claims in other processes.
+		if _, err := store.AddUsage(ctx, in.claim.Caller, in.cfg.Keys.Quota.Window, -1, 0); err != nil {
+			u.add(-1, 0)
+		}
 		return in.overQuota(ctx, u)
 	}
 	in.charged = u

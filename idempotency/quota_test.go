@@ -230,3 +230,128 @@ func TestRateLimit_RefusesBeforeTheClaim(t *testing.T) {
 		t.Errorf("%d runs, claim %v, routes %q", runs, store.last.Load(), routes)
 	}
 }
+
+// slowCounts takes longer to count than claims wait for a count.
+type slowCounts struct{ idempotency.MemoryStore }
+
+func (s *slowCounts) AddUsage(ctx context.Context, caller idempotency.Caller, window time.Duration, keys, bytes int64) (idempotency.Usage, error) {
+	time.Sleep(150 * time.Millisecond)
+	return s.MemoryStore.AddUsage(ctx, caller, window, keys, bytes)
+}
+
+func (s *slowCounts) Outstanding(ctx context.Context, caller idempotency.Caller, limit int) (int, error) {
+	time.Sleep(150 * time.Millisecond)
+	return s.MemoryStore.Outstanding(ctx, caller, limit)
+}
+
+// A database that is slow makes a caller's claims as slow as itself, and not ten a second.
+func TestLimits_OfASlowStoreSlowNobodyDownFurther(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(c *idempotency.Config){
+		"outstanding": func(*idempotency.Config) {},
+		"quota": func(c *idempotency.Config) {
+			c.Keys.MaxOutstanding = idempotency.Unlimited
+			c.Keys.Quota = idempotency.Quota{Keys: 10_000}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			handler := newEngine(t, &slowCounts{}, set).Middleware(ok("ran"))
+			var asking sync.WaitGroup
+			began := time.Now()
+			for i := range 60 {
+				asking.Go(func() {
+					if w := do(t, handler, post("/", "x", withKey(strconv.Itoa(i)))); w.Code != http.StatusOK {
+						t.Errorf("%d %s", w.Code, w.Body)
+					}
+				})
+			}
+			asking.Wait()
+			if took := time.Since(began); took > 3*time.Second {
+				t.Errorf("60 claims took %s", took)
+			}
+		})
+	}
+}
+
+// What a process has not yet taken back refuses nobody elsewhere.
+func TestQuota_ARefusalIsTakenBackAtOnce(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		fails := true
+		var handlers []http.Handler
+		for range 3 {
+			handlers = append(handlers, newEngine(t, store, func(c *idempotency.Config) {
+				c.Keys.Quota = idempotency.Quota{Keys: 1, Window: 31 * 24 * time.Hour}
+			}).Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if fails {
+					w.WriteHeader(http.StatusForbidden) // releases the key
+				}
+			})))
+		}
+		do(t, handlers[0], post("/", "x"))
+		fails = false
+		for _, handler := range handlers[1:] { // the first process has not yet said that it failed
+			expectProblem(t, do(t, handler, post("/", "x")), http.StatusTooManyRequests, "over-quota")
+		}
+		if w := do(t, handlers[0], post("/", "x")); w.Code != http.StatusOK {
+			t.Errorf("the caller has no key, and got %d %s", w.Code, w.Body)
+		}
+	})
+}
+
+// What was taken in a window that has ended does not count in a later one.
+func TestQuota_NothingIsCarriedIntoALaterWindow(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		const most, window = 40, 3 * time.Second
+		handler := newEngine(t, store, func(c *idempotency.Config) {
+			c.Keys.Quota = idempotency.Quota{Keys: most, Window: window}
+		}).Middleware(ok("ran"))
+		accepted := func(prefix string) (n int) {
+			for i := range 2 * most {
+				if w := do(t, handler, post("/", "x", withKey(fmt.Sprint(prefix, i)))); w.Code == http.StatusOK {
+					n++
+				}
+				if prefix == "first" && i == most/4-1 { // the last of them are not yet added
+					break
+				}
+			}
+			return n
+		}
+		accepted("first")
+		time.Sleep(time.Until(time.Now().Truncate(window).Add(window + 50*time.Millisecond)))
+		if n := accepted("second"); n < most {
+			t.Errorf("%d of %d keys in a new window", n, most)
+		}
+	})
+}
+
+// A limiter that is too slow has not failed: the client may come again.
+func TestRateLimit_RunsInTheTimeOfTheRequest(t *testing.T) {
+	t.Parallel()
+	for name, result := range map[string]func(context.Context) error{
+		"it notices":     context.Context.Err,
+		"it does not":    func(context.Context) error { return nil },
+		"it still knows": func(context.Context) error { return &idempotency.RateLimitError{RetryAfter: -time.Minute} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := &spy{Store: &idempotency.MemoryStore{}}
+			handler := newEngine(t, store, func(c *idempotency.Config) {
+				c.Timeout = 20 * time.Millisecond
+				c.Keys.RateLimit = func(ctx context.Context, _ idempotency.Scope) error {
+					<-ctx.Done()
+					return result(ctx)
+				}
+			}).Middleware(ok("ran"))
+			w := do(t, handler, post("/", "x"))
+			if name == "it still knows" {
+				expectProblem(t, w, http.StatusTooManyRequests, "rate-limited")
+			} else {
+				expectProblem(t, w, http.StatusServiceUnavailable, "execution-timeout")
+			}
+			if w.Header().Get("Retry-After") != "1" || store.last.Load() != nil {
+				t.Errorf("%v, claimed %v", w.Header(), store.last.Load())
+			}
+		})
+	}
+}

@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -16,11 +15,15 @@ func (in *intent) withinRate(ctx context.Context) (decision, error) {
 	err := nopanic.Call(func() error { return in.cfg.Keys.RateLimit(ctx, in.scope) })
 	var limit *RateLimitError
 	switch {
+	case errors.As(err, &limit):
+		if in.retryIn = limit.RetryAfter; in.retryIn <= 0 {
+			in.retryIn = in.cfg.Answers.RetryAfter
+		}
+		return decisionRateLimited, err
+	case ctx.Err() != nil:
+		return decisionTooLate, ctx.Err()
 	case err == nil:
 		return decisionRun, nil
-	case errors.As(err, &limit):
-		in.retryIn = cmp.Or(limit.RetryAfter, in.cfg.Answers.RetryAfter)
-		return decisionRateLimited, err
 	}
 	return decisionRefused, err
 }

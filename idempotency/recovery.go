@@ -18,6 +18,8 @@ func (in *intent) check(found Recovery) error {
 		return nil
 	case found.Status < 200 || found.Status > 599:
 		return &RecoveryError{"Status", "must be 200 to 599"}
+	case in.isCommand() && found.Status >= http.StatusBadRequest:
+		return &RecoveryError{"Status", "must be below 400 for a command: each answer of one is a result, for its callers a success"}
 	case in.isCommand() && !json.Valid(found.Body):
 		return &RecoveryError{"Body", "must be what encoding/json makes of the command's result"}
 	case !in.isCommand() && len(found.Body) > 0 && !hasBody(found.Status):

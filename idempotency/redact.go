@@ -45,6 +45,7 @@ func (x *exchange) redacted(res *response) (*response, error) {
 		return res, nil
 	}
 	kept := x.kept(res)
+	kept.Trailer = nil // it is not shown
 	before, after := kept.answer(), kept.answer()
 	if err := nopanic.Call(func() error { return x.cfg.Responses.Redact(x.r, &after) }); err != nil {
 		return nil, err

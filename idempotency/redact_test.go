@@ -117,3 +117,31 @@ func TestResponses_StoresNothingThatCouldNotBeRedacted(t *testing.T) {
 		})
 	}
 }
+
+// What the redaction does not see is not stored either.
+func TestResponses_StoresNothingUnredacted(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		engine := p.engine(t, func(c *idempotency.Config) {
+			c.Responses.MaxSize = 10
+			c.Responses.Redact = func(_ *http.Request, a *idempotency.Answer) error {
+				a.Header.Del("Location")
+				return nil
+			}
+		})
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Location", "/download?token=hunter2")
+			w.Header().Set("Trailer", "X-Token")
+			_, _ = w.Write([]byte(r.URL.Query().Get("body")))
+			w.Header().Set("X-Token", "hunter2")
+		}))
+		do(t, handler, post("/?body="+strings.Repeat("x", 11), "x", withKey("large")))
+		if n := p.count(t, `select count(*) from {{idempotency}} where state = 3 and location is null`); n != 1 {
+			t.Error("the location of a large answer is stored as the handler wrote it")
+		}
+		do(t, handler, post("/?body=small", "x", withKey("small")))
+		w := do(t, handler, post("/?body=small", "x", withKey("small")))
+		if w.Header().Get("Idempotency-Replayed") != "true" || w.Body.String() != "small" || w.Result().Trailer.Get("X-Token") != "" {
+			t.Errorf("%v, trailer %v", w.Header(), w.Result().Trailer)
+		}
+	})
+}

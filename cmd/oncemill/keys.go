@@ -38,9 +38,9 @@ func (k *keySecrets) registerSecret(cmd *cobra.Command) {
 }
 
 // config returns the AdminConfig that the flags describe.
-func (k *keySecrets) config() (cfg idempotency.AdminConfig, err error) {
+func (k *keySecrets) config(cmd *cobra.Command) (cfg idempotency.AdminConfig, err error) {
 	if k.secretFile != "" {
-		content, err := readKeyFile("secret-file", k.secretFile)
+		content, err := readKeyFile(cmd, "secret-file", k.secretFile)
 		if err != nil {
 			return cfg, err
 		}
@@ -53,7 +53,7 @@ func (k *keySecrets) config() (cfg idempotency.AdminConfig, err error) {
 	if !ok || id == "" || path == "" {
 		return cfg, &usageError{errors.New("--encryption-key: must be ID=FILE")}
 	}
-	content, err := readKeyFile("encryption-key", path)
+	content, err := readKeyFile(cmd, "encryption-key", path)
 	if err != nil {
 		return cfg, err
 	}
@@ -175,7 +175,7 @@ by endpoint.`,
 				}
 				filter.After = idempotency.ID(raw)
 			}
-			cfg, err := secrets.config()
+			cfg, err := secrets.config(cmd)
 			if err != nil {
 				return err
 			}
@@ -217,7 +217,8 @@ func printKeys(w io.Writer, page idempotency.Page, asJSON bool) error {
 		return printJSON(w, struct {
 			Keys []shownKey
 			Next string `json:",omitempty"` // for --after
-		}{all, next}, "")
+			Cut  bool   `json:",omitempty"`
+		}{all, next, page.Cut}, "")
 	}
 	table := newTable("KEY", "STATE", "CLAIMED", "ENDS IN", "ROUTE", "STATUS", "SIZE", "CALLER", "TRACE")
 	for _, k := range page.Keys {
@@ -227,10 +228,16 @@ func printKeys(w io.Writer, page idempotency.Page, asJSON bool) error {
 		}
 		table.row(k.ID, k.Phase, k.CreatedAt, left.Round(time.Second), k.Endpoint, k.Status, k.Size, hex.EncodeToString(k.Caller[:]), k.TraceID)
 	}
-	if err := table.print(w); err != nil || next == "" {
+	if err := table.print(w); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "There may be more: --after %s\n", next)
+	var err error
+	switch {
+	case page.Cut:
+		_, err = fmt.Fprintln(w, "There are more: raise --limit, or select by --caller, --route, --since or --until")
+	case page.More:
+		_, err = fmt.Fprintf(w, "There may be more: --after %s\n", next)
+	}
 	return err
 }
 
@@ -289,7 +296,7 @@ token in a status URL. With --answer the stored answer is shown too: the headers
 body in base64. It may hold what only the client may see.`,
 		Args: wrongUse(oneKey),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := secrets.config()
+			cfg, err := secrets.config(cmd)
 			if err != nil {
 				return err
 			}

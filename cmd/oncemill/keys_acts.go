@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -19,16 +18,18 @@ import (
 // mostKeyFile bounds what is read of a file.
 const mostKeyFile = 64 << 20
 
-func readKeyFile(flag, path string) ([]byte, error) {
-	file, err := os.Open(path) //nolint:gosec // the operator names it
+// readKeyFile reads a file, or standard input if its name is -, unless the command is
+// interrupted.
+func readKeyFile(cmd *cobra.Command, flag, path string) ([]byte, error) {
+	from, done, err := openInput(cmd.Context(), cmd.InOrStdin(), path)
 	if err != nil {
-		return nil, &usageError{fmt.Errorf("--%s: %w", flag, err)}
+		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
-	defer file.Close() //nolint:errcheck // only read
-	content, err := io.ReadAll(io.LimitReader(file, mostKeyFile+1))
+	defer done()
+	content, err := io.ReadAll(io.LimitReader(from, mostKeyFile+1))
 	switch {
 	case err != nil:
-		return nil, &usageError{fmt.Errorf("--%s: %w", flag, err)}
+		return nil, fmt.Errorf("--%s: %w", flag, err)
 	case len(content) > mostKeyFile:
 		return nil, &usageError{fmt.Errorf("--%s: %s has more than %d bytes", flag, path, mostKeyFile)}
 	}
@@ -42,31 +43,33 @@ func newSettleKey(opts *options) *cobra.Command {
 	var headers []string
 	var body string
 	var failed bool
-	var retention time.Duration
+	var retention, refuseFor time.Duration
 	cmd := &cobra.Command{
 		Use:   "settle HASH",
 		Short: "Store the answer of a key whose outcome is unknown; a reason is required",
 		Long: `Store the answer of a key whose outcome is unknown, once you have found out what happened.
-All retries get it, for --retention. Give --status, --header and --body as the handler
-would have answered; or --failed if the effect did not happen and is not to happen with
-this key: retries get 422 settled-failed. If the request is to run again, release the key.
+All retries get it, for --retention; later the key runs again, or is first refused for
+--refuse-for. Give --status, --header and --body as the handler would have answered; or
+--failed if the effect did not happen and is not to happen with this key: retries get 422
+settled-failed. If the request is to run again, release the key.
 
 The key of a command (idempotency.Do) gets its result from --body, as encoding/json
-encodes it, without --status. HASH is as for show.`,
+encodes it, without --status. A command has no answer for --failed: release it. HASH is as
+for show.`,
 		Args: wrongUse(oneKey),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := reasonGiven(cmd, act); err != nil {
 				return err
 			}
-			found, err := answerOf(failed, status, headers, body)
+			found, err := answerOf(cmd, failed, status, headers, body)
 			if err != nil {
 				return err
 			}
-			cfg, err := secrets.config()
+			cfg, err := secrets.config(cmd)
 			if err != nil {
 				return err
 			}
-			cfg.Retention = retention
+			cfg.Retention, cfg.RefuseFor = retention, refuseFor
 			return opts.withKeys(cmd, cfg, func(admin *idempotency.Admin) error {
 				key, err := admin.Find(cmd.Context(), args[0])
 				if err != nil {
@@ -86,13 +89,14 @@ encodes it, without --status. HASH is as for show.`,
 	flags.StringVar(&body, "body", "", "file with the body of the answer, or with the result of a command")
 	flags.BoolVar(&failed, "failed", false, "the effect did not happen, and is not to happen with this key")
 	flags.DurationVar(&retention, "retention", 24*time.Hour, "how long retries get the answer")
+	flags.DurationVar(&refuseFor, "refuse-for", 0, "how long a retry then gets 410, as with Config.Expiry.RefuseFor, before the key runs again")
 	secrets.registerEncryption(cmd)
 	actFlags(cmd, &act, "why (required)")
 	return cmd
 }
 
 // answerOf returns the answer that the flags describe.
-func answerOf(failed bool, status int, headers []string, body string) (found idempotency.Recovery, err error) {
+func answerOf(cmd *cobra.Command, failed bool, status int, headers []string, body string) (found idempotency.Recovery, err error) {
 	if failed {
 		if status != 0 || len(headers) > 0 || body != "" {
 			return found, &usageError{errors.New("--failed has its own answer; leave --status, --header and --body away")}
@@ -111,7 +115,7 @@ func answerOf(failed bool, status int, headers []string, body string) (found ide
 		found.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
 	if body != "" {
-		if found.Body, err = readKeyFile("body", body); err != nil {
+		if found.Body, err = readKeyFile(cmd, "body", body); err != nil {
 			return found, err
 		}
 	}
@@ -162,7 +166,12 @@ Services with Responses.Cache replay a completed key until it expires there.`,
 // confirmed asks the operator to type words. Anything else changes nothing.
 func confirmed(cmd *cobra.Command, warning, words string) error {
 	fmt.Fprintf(cmd.ErrOrStderr(), "%s\nType %q to do it: ", warning, words)
-	line, err := bufio.NewReader(io.LimitReader(cmd.InOrStdin(), 1024)).ReadString('\n')
+	from, done, err := openInput(cmd.Context(), cmd.InOrStdin(), "-")
+	if err != nil {
+		return err
+	}
+	defer done()
+	line, err := bufio.NewReader(io.LimitReader(from, 1024)).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read the confirmation: %w", err)
 	}
@@ -192,7 +201,7 @@ Services with Responses.Cache replay erased keys until they expire there.`,
 			if err := reasonGiven(cmd, act); err != nil {
 				return err
 			}
-			cfg, err := secrets.config()
+			cfg, err := secrets.config(cmd)
 			if err != nil {
 				return err
 			}

@@ -2,10 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -74,6 +76,7 @@ func TestKeysCommand_ListsShowsSettlesAndReleases(t *testing.T) {
 		{"settle", "0a0000000000", "--failed", "--status", "201", "--reason", "x"},
 		{"settle", "0a0000000000", "--status", "201", "--header", "x", "--reason", "x"},
 		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--retention", "1ms"},
+		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--refuse-for", "-1s"},
 		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--encryption-key", "k"},
 		{"settle", "0a0000000000", "--status", "201", "--reason", "x", "--body", path + "absent"},
 		{"release", "0a0000000000", "--yes"},
@@ -150,4 +153,101 @@ func TestKeysCommand_ReleasesWhenTheWordsAreTyped(t *testing.T) {
 		}
 	}
 	run(1, "keys", "show", "0a0000000000")
+}
+
+// A list that does not have all says so.
+func TestKeysCommand_SaysThatThereAreMore(t *testing.T) {
+	t.Parallel()
+	_, run := keysOf(t)
+	if out := run(0, "keys", "--limit", "1"); !strings.Contains(out, "0a0000000000") || !strings.Contains(out, "There are more: ") {
+		t.Error(out)
+	}
+	if out := run(0, "keys", "--limit", "1", "--json"); !strings.Contains(out, `"cut":true`) {
+		t.Error(out)
+	}
+	if out := run(0, "keys", "--limit", "2"); strings.Contains(out, "There are more") {
+		t.Error(out)
+	}
+}
+
+// The answer "failed" would be a success for the callers of a command, whose result it is not.
+func TestKeysCommand_SettlesACommandWithItsResultOnly(t *testing.T) {
+	t.Parallel()
+	path, run := keysOf(t)
+	if _, err := testserver.OpenSQLite(t, path).ExecContext(t.Context(), `update oncemill_idempotency set endpoint = 'command close'`); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--failed"}, {"--status", "422"}} {
+		if out := run(1, append([]string{"keys", "settle", "0a0000000000", "--reason", "x"}, args...)...); !strings.Contains(out, "must be below 400 for a command") {
+			t.Errorf("%q: %s", args, out)
+		}
+	}
+	result := filepath.Join(t.TempDir(), "result")
+	if err := os.WriteFile(result, []byte(`{"id":7}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(0, "keys", "settle", "0a0000000000", "--reason", "x", "--body", result, "--retention", "1s", "--refuse-for", "1h")
+	time.Sleep(time.Second)
+	if out := run(0, "keys", "--state", "expired"); !strings.Contains(out, "0a0000000000") {
+		t.Errorf("it may run again: %s", out)
+	}
+	run(0, "purge")
+	if out := run(0, "keys", "--state", "expired"); !strings.Contains(out, "0a0000000000") {
+		t.Errorf("it may run again: %s", out)
+	}
+}
+
+// What waits for input ends when it is interrupted, and has done nothing.
+func TestKeysCommand_WhatItReadsCanBeInterrupted(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"a body":         {"settle", "0a0000000000", "--status", "200", "--body", "/dev/stdin"},
+		"a secret":       {"erase", "--tenant", "x", "--secret-file", "-"},
+		"a confirmation": {"release", "0a0000000000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path, run := keysOf(t)
+			cmd, output := command(t.Context(), []string{"ONCEMILL_DATABASE=sqlite:" + path}, append(append([]string{"keys"}, args...), "--reason", "x")...)
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stdin.Close()
+			cmd.Stdout, cmd.Stderr = nil, nil
+			stderr, err := cmd.StderrPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if name == "a confirmation" {
+				if _, err := stderr.Read(make([]byte, 1)); err != nil { // it asks
+					t.Fatal(err)
+				}
+			} else if _, err := stdin.Write(make([]byte, 1<<20)); err != nil { // more than a pipe holds: it reads
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() {
+				_, err := output.ReadFrom(stderr)
+				ended <- errors.Join(err, cmd.Wait())
+			}()
+			select {
+			case <-ended:
+			case <-time.After(30 * time.Second):
+				t.Fatal("it goes on")
+			}
+			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "interrupt signal received") {
+				t.Errorf("exit code %d: %s", code, output)
+			}
+			if out := run(0, "keys", "show", "0a0000000000"); !strings.Contains(out, `"state": "interrupted"`) {
+				t.Error(out)
+			}
+		})
+	}
 }

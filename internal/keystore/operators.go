@@ -80,8 +80,9 @@ type Operators struct {
 // operatorTexts are the statements. They take the same arguments on all databases.
 type operatorTexts struct {
 	KeysEnd, KeysBetween, OpenKeys, OpenKeysOf string
+	MoreOpen, MoreOpenOf                       string
 	Settle, StoreBody, ForgetKey               string
-	EraseBetween, KeysOf                       string
+	EraseBetween, EraseBodies, KeysOf          string
 }
 
 // OpenOperators does no I/O.
@@ -135,6 +136,17 @@ func (o *Operators) Open(ctx context.Context, look int, f Filter) ([]Summary, er
 		return summaries(ctx, o.db, o.text.OpenKeysOf, append(f.args(), look, f.Caller[:])...)
 	}
 	return summaries(ctx, o.db, o.text.OpenKeys, append(f.args(), look)...)
+}
+
+// MoreOpen reports whether there are more started records, of a caller unless it is nil, than
+// look.
+func (o *Operators) MoreOpen(ctx context.Context, look int, caller *[16]byte) (more bool, err error) {
+	if caller != nil {
+		err = o.db.QueryRowContext(ctx, o.text.MoreOpenOf, look, caller[:]).Scan(&more)
+	} else {
+		err = o.db.QueryRowContext(ctx, o.text.MoreOpen, look).Scan(&more)
+	}
+	return more, err
 }
 
 // Prefixed returns up to limit records whose ids begin with a prefix.
@@ -228,6 +240,9 @@ func (o *Operators) KeysOf(ctx context.Context, caller [16]byte, from, end []byt
 func (o *Operators) Erase(ctx context.Context, caller [16]byte, from, end []byte, act Act) (erased []ID, err error) {
 	err = o.slice(ctx, func(tx *sql.Tx) error {
 		if erased, err = ids(ctx, tx, o.text.EraseBetween, notNil(from), end, caller[:]); err != nil || len(erased) == 0 {
+			return err
+		}
+		if _, err = tx.ExecContext(ctx, o.text.EraseBodies, notNil(from), end); err != nil {
 			return err
 		}
 		act.Details = fmt.Sprintf("%d keys", len(erased))

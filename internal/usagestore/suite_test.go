@@ -93,6 +93,16 @@ func TestStore_KeepsItsCountsWhenTheClockGoesBack(t *testing.T) {
 	})
 }
 
+// A clock that was far ahead for a moment does not stop a caller until it is right.
+func TestStore_ForgetsWhatAWrongClockHasCounted(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		f.add(t, 1, window, 5, 5, 5, 5)
+		f.exec(t, `update {{idempotency_usage}} set ends_at = ends_at + 100 * span`)
+		f.add(t, 1, window, 1, 1, 1, 1)
+		f.add(t, 1, window, 1, 1, 2, 2)
+	})
+}
+
 func TestStore_CountsEachOfManyAtOnce(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		const callers, each = 4, 25

@@ -97,6 +97,27 @@ where ($1::text = '' or i.endpoint = $1::text)
 order by i.created_at, i.key_hash
 limit $5::integer
 
+-- name: more_open
+-- index: idempotency_outstanding, at most $1 of its entries and one. Takes no lock.
+select count(*) > $1::bigint
+from (
+	select 1
+	from {{idempotency}}
+	where completed_at is null
+	limit $1::bigint + 1
+) as started
+
+-- name: more_open_of
+-- As more_open, of a caller.
+select count(*) > $1::bigint
+from (
+	select 1
+	from {{idempotency}}
+	where completed_at is null
+		and caller = $2
+	limit $1::bigint + 1
+) as started
+
 -- name: settle
 -- Served by the primary key. State, owner, fence and lease make the update a
 -- compare-and-set. The row is locked with "for update skip locked" after they have been
@@ -151,9 +172,10 @@ delete from {{idempotency}}
 where key_hash = any (array(select key_hash from gone))
 
 -- name: erase_between
--- Served by the primary keys, in a slice that keys_end has bounded. Rows that others have
+-- Served by the primary key, in a slice that keys_end has bounded. Rows that others have
 -- locked are left, and counted by keys_of. The keys are an array, as in purge.
-with gone as (
+delete from {{idempotency}}
+where key_hash = any (array(
 	select key_hash
 	from {{idempotency}}
 	where key_hash > $1
@@ -161,13 +183,17 @@ with gone as (
 		and caller = $3
 		and (state <> 1 or lease_until <= statement_timestamp())
 	for update skip locked
-), bodies as (
-	delete from {{idempotency_body}}
-	where key_hash = any (array(select key_hash from gone))
-)
-delete from {{idempotency}}
-where key_hash = any (array(select key_hash from gone))
+))
 returning key_hash
+
+-- name: erase_bodies
+-- Served by the primary keys, in a slice that keys_end has bounded. It runs after
+-- erase_between, in its transaction, and so sees large responses that had not committed when
+-- that statement began, and whose keys it has deleted all the same.
+delete from {{idempotency_body}}
+where key_hash > $1
+	and key_hash <= $2
+	and (select i.key_hash from {{idempotency}} as i where i.key_hash = {{idempotency_body}}.key_hash) is null
 
 -- name: keys_of
 -- Served by the primary key, in a slice that keys_end has bounded. Takes no lock.

@@ -97,6 +97,27 @@ where ($1 = '' or i.endpoint = $1)
 order by i.created_at, i.key_hash
 limit $5
 
+-- name: more_open
+-- index: idempotency_outstanding, at most $1 of its entries and one. Takes no lock.
+select count(*) > $1
+from (
+	select 1
+	from {{idempotency}}
+	where completed_at is null
+	limit $1 + 1
+) as started
+
+-- name: more_open_of
+-- As more_open, of a caller.
+select count(*) > $1
+from (
+	select 1
+	from {{idempotency}}
+	where completed_at is null
+		and caller = $2
+	limit $1 + 1
+) as started
+
 -- name: settle
 -- Served by the primary key. State, owner, fence and lease make the update a
 -- compare-and-set. There is one writer. The new owner makes a late completion of the
@@ -141,6 +162,14 @@ where key_hash > $1
 	and caller = $3
 	and (state <> 1 or lease_until <= cast(unixepoch('subsec') * 1000000 as integer))
 returning key_hash
+
+-- name: erase_bodies
+-- Served by the primary keys, in a slice that keys_end has bounded. The trigger has left
+-- nothing to do.
+delete from {{idempotency_body}}
+where key_hash > $1
+	and key_hash <= $2
+	and (select i.key_hash from {{idempotency}} as i where i.key_hash = {{idempotency_body}}.key_hash) is null
 
 -- name: keys_of
 -- Served by the primary key, in a slice that keys_end has bounded. Takes no lock.
