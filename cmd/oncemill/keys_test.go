@@ -162,7 +162,7 @@ func TestKeysCommand_SaysThatThereAreMore(t *testing.T) {
 	if out := run(0, "keys", "--limit", "1"); !strings.Contains(out, "0a0000000000") || !strings.Contains(out, "There are more: ") {
 		t.Error(out)
 	}
-	if out := run(0, "keys", "--limit", "1", "--json"); !strings.Contains(out, `"cut":true`) {
+	if out := run(0, "keys", "--limit", "1", "--json"); !strings.Contains(out, `"Cut":true`) {
 		t.Error(out)
 	}
 	if out := run(0, "keys", "--limit", "2"); strings.Contains(out, "There are more") {
@@ -245,7 +245,7 @@ func TestKeysCommand_WhatItReadsCanBeInterrupted(t *testing.T) {
 			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "interrupt signal received") {
 				t.Errorf("exit code %d: %s", code, output)
 			}
-			if out := run(0, "keys", "show", "0a0000000000"); !strings.Contains(out, `"state": "interrupted"`) {
+			if out := run(0, "keys", "show", "0a0000000000"); !strings.Contains(out, `"Phase": "interrupted"`) {
 				t.Error(out)
 			}
 		})
