@@ -226,15 +226,9 @@ func (in *intent) limit(ctx context.Context) (decision, Record, error) {
 		if self != nil {
 			return in.countOutstanding(ctx, a, self)
 		}
-		timer := time.NewTimer(time.Until(other.since.Add(countWait)))
-		select {
-		case <-other.done:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return decisionStoreFailed, Record{}, ctx.Err()
+		if err := other.wait(ctx); err != nil {
+			return decisionStoreFailed, Record{}, err
 		}
-		timer.Stop()
 	}
 }
 

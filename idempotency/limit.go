@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -25,6 +26,19 @@ type allowance struct {
 type counting struct {
 	done  chan struct{} // closed when it has counted
 	since time.Time
+}
+
+// wait returns when the claim has counted, or could have. The error is that of ctx.
+func (c *counting) wait(ctx context.Context) error {
+	timer := time.NewTimer(time.Until(c.since.Add(countWait)))
+	defer timer.Stop()
+	select {
+	case <-c.done:
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
 }
 
 const (

@@ -178,15 +178,9 @@ func (in *intent) withinQuota(ctx context.Context) (decision, Record, error) {
 		case self != nil:
 			return in.countUsage(ctx, u, self)
 		}
-		timer := time.NewTimer(time.Until(other.since.Add(countWait)))
-		select {
-		case <-other.done:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return decisionStoreFailed, Record{}, ctx.Err()
+		if err := other.wait(ctx); err != nil {
+			return decisionStoreFailed, Record{}, err
 		}
-		timer.Stop()
 	}
 }
 

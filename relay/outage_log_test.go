@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -47,6 +48,44 @@ func TestRelay_LogsAnOutageOfItsDatabaseInADozenLines(t *testing.T) {
 	if !slices.Contains(away, "leases could not be renewed; publishing stops when they expire") {
 		t.Errorf("no word of it:\n%s", strings.Join(away, "\n"))
 	}
+}
+
+// A broker that is away for ten minutes of simulated time, while messages are written all the time,
+// is fewer than 40 lines: the outage, a summary each minute, and the end. The database's clock is a
+// real one, which does no harm to leases that are renewed.
+func TestRelay_LogsTenMinutesWithoutItsBrokerInFewLines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, log, w := onSQLite(t), &logbook{}, &wire{}
+		box := p.box(t)
+		var back atomic.Bool
+		running := start(t, box, &sink{name: "w", wire: w, handle: func(context.Context, *relay.Message) error {
+			if !back.Load() {
+				return relay.Unavailable(errors.New("connection refused"))
+			}
+			return nil
+		}}, relay.Config{Logger: slog.New(log)})
+		const rounds, topics = 60, 3
+		for i := range rounds {
+			for n := range topics {
+				publish(t, box, fmt.Sprint("topic ", n), message.NewMessage(fmt.Sprint(i, "/", n), nil))
+			}
+			time.Sleep(10 * time.Second) // simulated
+		}
+		away := log.lines()
+		back.Store(true)
+		for w.count() < rounds*topics {
+			time.Sleep(time.Second)
+		}
+		running.stop()
+		all := log.lines()
+		if n := log.count("messages relayed"); n < 9 {
+			t.Errorf("%d summaries in ten minutes", n)
+		}
+		if len(all) > 40 || len(all) == len(away) {
+			t.Errorf("%d lines, %d while it was away:\n%s", len(all), len(away), strings.Join(all, "\n"))
+		}
+	})
 }
 
 // A broker that takes nothing of a thousand topics is a dozen lines.
