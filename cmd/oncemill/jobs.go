@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -47,9 +48,9 @@ letters that somebody else had replayed, discarded or purged before the job came
 				if asJSON {
 					return printJSON(cmd.OutOrStdout(), jobs, "")
 				}
-				table := newTable("ID", "STATE", "STARTED", "TOTAL", "PENDING", "ASKED", "REPLAYED", "FAILED", "DISCARDED", "TAKEN", "SKIPPED", "BY", "REASON", "NOTE")
+				table := newTable("ID", "STATE", "STARTED", "DONE", "FAILED", "BY", "REASON", "NOTE")
 				for _, j := range jobs {
-					table.row(j.ID, j.State, j.CreatedAt, j.Total, j.Pending, j.Asked, j.Replayed, j.Failed, j.Discarded, j.Taken, j.Skipped, j.Act.By, j.Act.Reason, jobNote(j))
+					table.row(j.ID, j.State, j.CreatedAt, fmt.Sprintf("%d of %d", j.Done(), j.Total), j.Failed, j.Act.By, j.Act.Reason, jobNote(j))
 				}
 				return table.print(cmd.OutOrStdout())
 			})
@@ -182,7 +183,7 @@ func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) er
 		if counts := [4]int64{job.Total, job.Pending, job.Asked, job.Done()}; counts != seen || moved.IsZero() {
 			seen, moved = counts, now
 		}
-		line := oneLine(jobLine(job, speed.left(job, now)))
+		line := jobLine(job, speed.left(job, now), width)
 		if job.Asked == 0 && now.Sub(moved) > watchIdle {
 			line += "; nobody runs it: is there a relay?"
 		}
@@ -216,18 +217,21 @@ func newline(width int) string {
 	return ""
 }
 
-// jobLine is the progress of a job, what matters most first: a terminal cuts it.
-func jobLine(j *dlq.Job, left string) string {
+// jobLine is the progress of a job, what matters most first. On a terminal of so many columns it
+// leaves out the counts that do not fit.
+func jobLine(j *dlq.Job, left string, columns int) string {
 	line := fmt.Sprintf("job %d %s: %d of %d done%s", j.ID, j.State, j.Done(), j.Total, left)
 	if note := jobNote(j); note != "" {
 		line += "; " + note
 	}
+	line = oneLine(line)
 	for _, count := range []struct {
 		n    int64
 		what string
-	}{{j.Failed, "failed again"}, {j.Replayed, "replayed"}, {j.Asked, "in progress"}, {j.Discarded, "discarded"}, {j.Taken, "taken by others"}, {j.Skipped, "skipped"}} {
-		if count.n > 0 {
-			line += fmt.Sprintf("; %d %s", count.n, count.what)
+	}{{j.Failed, "failed again"}, {j.Asked, "in progress"}, {j.Replayed, "replayed"}, {j.Discarded, "discarded"}, {j.Taken, "taken by others"}, {j.Skipped, "skipped"}} {
+		text := fmt.Sprintf("; %d %s", count.n, count.what)
+		if count.n > 0 && (columns == 0 || utf8.RuneCountInString(line+text) < columns) {
+			line += text
 		}
 	}
 	return line

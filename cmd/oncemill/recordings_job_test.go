@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,7 +47,7 @@ func TestRecordings_FollowAReplayJob(t *testing.T) {
 			runner(t, env)(0, "migrate")
 			sink := failedOrders(t, pg, dead)
 			sink.open.Store(true) // the exchange is there now
-			const args = "dlq replay --all --canary 10 --rate 100 --reason exchange_created --by ada"
+			const args = "dlq replay --all --canary 10 --rate 100 --reason fixed --by ada"
 			out, code := terminal(t, columns, env, false, strings.Fields(args)...)
 			if code != 0 || !strings.Contains(out, fmt.Sprintf("%d of %d done", dead, dead)) {
 				t.Fatalf("exit code %d: %q", code, out)
@@ -96,7 +97,9 @@ func failedOrders(t *testing.T, pg testserver.PG, dead int) *shutter {
 		t.Fatal(err)
 	}
 	sink := &shutter{}
-	worker, err := relay.New(box, relay.FromPublisher(sink), relay.Config{Name: "relay-a", Lease: 3 * time.Second, Retry: relay.Retry{MaxAttempts: 1}})
+	worker, err := relay.New(box, relay.FromPublisher(sink), relay.Config{
+		Name: "relay-a", Lease: 3 * time.Second, Retry: relay.Retry{MaxAttempts: 1}, Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
