@@ -167,7 +167,7 @@ func statusRows(table io.Writer, s *status.Status, lanes bool) {
 				row("paused", "%d more; oncemill pause list shows them", len(p.Paused)-most)
 				break
 			}
-			row("paused "+oneLine(one.Target().String()), "by %s for %s: %s", oneLine(one.By), status.Age(s.At.Sub(one.Since)), oneLine(one.Reason))
+			row("paused "+oneLine(one.Target().String()), "by %s for %s: %s", oneLine(one.By), status.Age(max(time.Second, s.At.Sub(one.Since))), oneLine(one.Reason))
 		}
 	}
 	if k := s.Keys; k != nil {
