@@ -8,13 +8,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/steerstore"
 )
 
 const (
-	// pausesEvery is how long a read of the pauses applies. Only deliveries and replays read.
+	// pausesEvery is how long a read of the pauses applies, and may take where an earlier one
+	// does. Only deliveries and replays read.
 	pausesEvery = time.Second
 
 	// pausedAgain is the average time after which a delivery that is held looks again.
@@ -58,9 +60,10 @@ func (in *Inbox) isPaused(ctx context.Context, consumer string) bool {
 	if due {
 		p.reading = true
 	}
+	known := p.known
 	p.mu.Unlock()
 	if due {
-		in.readPauses(ctx)
+		in.readPauses(ctx, known)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,9 +76,14 @@ func (in *Inbox) isPaused(ctx context.Context, consumer string) bool {
 	return in.parent != "" && p.paused[in.parent] || in.perHandler.Load() && p.paused[in.cfg.Consumer] && strings.HasPrefix(consumer, in.cfg.Consumer+"/")
 }
 
-func (in *Inbox) readPauses(ctx context.Context) {
+func (in *Inbox) readPauses(ctx context.Context, known bool) {
 	p := in.pauses
-	found, err := ask(ctx, in, func(ctx context.Context) ([]steerstore.Target, error) {
+	// A delivery waits for this, perhaps on a connection to a server that is frozen.
+	limit := pausesEvery
+	if !known {
+		limit = callLimit // nothing applies yet
+	}
+	found, err := bounded.Do(ctx, in.calls, limit, func(ctx context.Context) ([]steerstore.Target, error) {
 		return p.store.Paused(ctx, steerstore.KindConsumer)
 	})
 	log := in.cfg.Logger.With(slog.String("consumer", in.cfg.Consumer))

@@ -114,7 +114,7 @@ func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
 	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
-		cfg.Timeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, p.letterStore(t), 100*time.Millisecond
+		cfg.Timeout, cfg.DeadLetters, cfg.Group.Size, cfg.Group.Wait = 2*time.Second, p.letterStore(t), 5, time.Second
 	})
 	h := in.GroupMiddleware(effect)
 	proxy.Silence(testserver.Containing("insert into effects"), 1)

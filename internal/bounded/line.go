@@ -36,28 +36,65 @@ type Line struct {
 // moment it has a connection. late must end BeginTx's context.
 func (l *Line) Limit(limit time.Duration, late func()) { l.limit, l.late = limit, late }
 
-// begin begins a transaction on a connection.
-func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions) (*sql.Tx, error) {
+// patience is how long BEGIN may have no answer before another connection is tried, for the
+// first and the second connection. A pool's idle connections may lead to a server that is
+// frozen, while new ones reach the one that has replaced it. The third connection has all the
+// time that is left: a server may be slow.
+var patience = [...]time.Duration{time.Second, 2 * time.Second}
+
+// begin begins a transaction on a connection, which is closed if BEGIN has no answer within
+// wait, unless that is 0. Then silent is true.
+func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions, wait time.Duration) (tx *sql.Tx, silent bool, err error) {
 	if l.limit > 0 {
 		defer time.AfterFunc(l.limit, l.late).Stop()
 	}
-	return conn.BeginTx(ctx, options)
+	l.mu.Lock()
+	driverConn := l.driver
+	l.mu.Unlock()
+	if wait == 0 || socketOf(driverConn) == nil {
+		tx, err = conn.BeginTx(ctx, options)
+		return tx, false, err
+	}
+	// The end of a context would not do: lib/pq then asks the server to cancel, and waits.
+	hangUp := time.AfterFunc(wait, func() { l.closeSocket(driverConn) })
+	tx, err = conn.BeginTx(ctx, options)
+	if hangUp.Stop() {
+		return tx, false, err
+	}
+	if err == nil { // the answer came in this moment
+		_ = tx.Rollback()
+	}
+	return nil, true, err
 }
 
 // BeginTx begins a transaction of db on the line. Like database/sql, it tries other
-// connections if the server had closed the first. Close the line when the transaction has
-// ended, before any other use of db: the pool may have only one connection.
+// connections if the server had closed the first, and also if the first is silent. Close the
+// line when the transaction has ended, before any other use of db: the pool may have only one
+// connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
 	if l == nil {
 		return db.BeginTx(ctx, options)
 	}
+	silences := 0
 	for bad := db.Stats().Idle; ; bad-- {
 		conn, err := l.take(ctx, db)
 		if err != nil {
 			return nil, err
 		}
-		tx, err := l.begin(ctx, conn, options)
-		if err == nil {
+		var wait time.Duration
+		if silences < len(patience) {
+			wait = patience[silences]
+		}
+		tx, silent, err := l.begin(ctx, conn, options, wait)
+		switch {
+		case silent && ctx.Err() == nil:
+			l.discard()
+			silences++
+			continue
+		case silent:
+			l.discard()
+			return nil, ctx.Err()
+		case err == nil:
 			return tx, nil
 		}
 		l.Close()
@@ -159,6 +196,34 @@ func giveUp(conn *sql.Conn) {
 	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 }
 
+// discard removes the line's connection from the pool. The line may get another.
+func (l *Line) discard() {
+	l.mu.Lock()
+	conn := l.conn
+	l.conn, l.driver = nil, nil
+	l.mu.Unlock()
+	if conn != nil {
+		giveUp(conn)
+	}
+}
+
+// closeSocket closes a driver's connection, if it is still that of the line and not closed
+// yet. This ends a call in progress on it.
+func (l *Line) closeSocket(driverConn any) {
+	l.mu.Lock()
+	current := driverConn == l.driver
+	if current {
+		l.driver = nil
+	}
+	l.mu.Unlock()
+	if !current {
+		return
+	}
+	if socket := socketOf(driverConn); socket != nil {
+		_ = socket.Close() // nobody waits for it
+	}
+}
+
 // Lose waits like Close, but removes the connection from the pool. It is for a
 // transaction whose context has ended, after which lib/pq does not use the connection
 // again. A line that has no connection yet gets none: the driver may begin a transaction
@@ -184,11 +249,9 @@ func (l *Line) hangUp() {
 	}
 	l.mu.Lock()
 	driverConn := l.driver
-	l.driver, l.down = nil, true
+	l.down = true
 	l.mu.Unlock()
-	if socket := socketOf(driverConn); socket != nil {
-		_ = socket.Close() // nobody waits for it
-	}
+	l.closeSocket(driverConn)
 }
 
 // HungUp reports whether the connection was closed because a use of it did not return in

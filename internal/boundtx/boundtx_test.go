@@ -146,14 +146,41 @@ func TestBegin_ReturnsWithoutAnswer(t *testing.T) {
 	f.proxy.Cut()
 }
 
-// A silent connection costs ten seconds. The next one works.
+// The pool has connections to a server that is frozen. New ones reach the one that has
+// replaced it.
+func TestBegin_TriesOtherConnectionsThanTheSilent(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.db.SetMaxIdleConns(3)
+	idle := []*boundtx.Tx{f.begin(t.Context(), t), f.begin(t.Context(), t), f.begin(t.Context(), t)}
+	for _, tx := range idle {
+		tx.Rollback()
+	}
+	f.proxy.Silence(statement("begin"), 2)
+	tx := f.begin(t.Context(), t)
+	if n := f.proxy.Silenced(); n != 2 {
+		t.Errorf("%d connections were silenced", n)
+	}
+	if err := tx.Commit(time.Minute); err != nil {
+		t.Error(err)
+	}
+	f.expectRows(t, 1)
+	if n := f.calls.Abandoned(); n != 0 {
+		t.Errorf("%d calls were abandoned", n)
+	}
+	if s := f.db.Stats(); s.InUse != 0 || s.OpenConnections != 1 {
+		t.Errorf("%d connections are open, %d in use", s.OpenConnections, s.InUse)
+	}
+}
+
+// A server that answers no BEGIN costs ten seconds.
 func TestBegin_AbandonsASilentConnection(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	if err := f.db.PingContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	f.proxy.Silence(statement("begin"), 1)
+	f.proxy.Silence(statement("begin"), 3)
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	if _, err := boundtx.Begin(ctx, f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, bounded.ErrAbandoned) || ctx.Err() != nil {

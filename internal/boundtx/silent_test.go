@@ -91,13 +91,13 @@ func TestTx_SilentServerFreesConnectionsOfIdleTransactions(t *testing.T) {
 	}
 }
 
-// A silent connection costs ten seconds also after a wait for a full pool.
+// A silent server costs ten seconds also after a wait for a full pool.
 func TestBegin_AbandonsASilentConnectionOfAFullPool(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.db.SetMaxOpenConns(2)
 	held, other := f.begin(t.Context(), t), f.begin(t.Context(), t)
-	f.proxy.Silence(statement("begin"), 1)
+	f.proxy.Silence(statement("begin"), 3)
 	done := make(chan error, 1)
 	go func() {
 		tx, err := boundtx.Begin(t.Context(), f.db, oncemill.PostgreSQL, f.calls, nil)
