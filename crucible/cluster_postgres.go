@@ -133,6 +133,15 @@ func (r *replicated) call(ctx context.Context, n *testserver.Instance, method, p
 	return json.Unmarshal(text, out)
 }
 
+// node returns a member's node, or nil.
+func (r *replicated) node(m member) *testserver.Instance {
+	i := slices.IndexFunc(r.nodes, func(n *testserver.Instance) bool { return strings.Contains(n.URL(), fmt.Sprint(":", m.Port, "/")) })
+	if i < 0 {
+		return nil
+	}
+	return r.nodes[i]
+}
+
 // find returns the member with one of the roles, the earlier ones first, and its node.
 func (r *replicated) find(ctx context.Context, roles ...string) (member, *testserver.Instance, error) {
 	members, err := r.members(ctx)
@@ -141,27 +150,41 @@ func (r *replicated) find(ctx context.Context, roles ...string) (member, *testse
 	}
 	for _, role := range roles {
 		for _, m := range members {
-			i := slices.IndexFunc(r.nodes, func(n *testserver.Instance) bool { return strings.Contains(n.URL(), fmt.Sprint(":", m.Port, "/")) })
-			if m.Role == role && i >= 0 {
-				return m, r.nodes[i], nil
+			if n := r.node(m); m.Role == role && n != nil {
+				return m, n, nil
 			}
 		}
 	}
 	return member{}, nil, fmt.Errorf("no node is %s: %+v", strings.Join(roles, " or "), members)
 }
 
-const healthTimeout = 90 * time.Second
+const (
+	healthTimeout = 90 * time.Second
+
+	// stuckAfter is how long a node may start before it is made anew. A standby that received
+	// more than the one that was promoted cannot follow that, and Patroni tries for ever. An
+	// operator would do the same.
+	stuckAfter = 15 * time.Second
+)
 
 // awaitHealth waits until all nodes run, and a standby is synchronous if one has to be.
 func (r *replicated) awaitHealth(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
+	stuck := map[string]time.Time{}
 	for {
 		members, err := r.members(ctx)
 		running, leads, follows := 0, false, !r.synchronous
 		for _, m := range members {
-			if m.State == "running" || m.State == "streaming" {
+			switch since := stuck[m.Name]; {
+			case m.State == "running" || m.State == "streaming":
 				running++
+				delete(stuck, m.Name)
+			case since.IsZero():
+				stuck[m.Name] = time.Now()
+			case m.Role != "leader" && time.Since(since) > stuckAfter:
+				err = errors.Join(err, r.reinitialize(ctx, m))
+				stuck[m.Name] = time.Now()
 			}
 			leads, follows = leads || m.Role == "leader", follows || m.Role == "sync_standby"
 		}
@@ -174,6 +197,15 @@ func (r *replicated) awaitHealth(ctx context.Context) error {
 			return fmt.Errorf("PostgreSQL's nodes are not well: %+v: %w", members, errors.Join(err, ctx.Err()))
 		}
 	}
+}
+
+// reinitialize makes a node copy the primary.
+func (r *replicated) reinitialize(ctx context.Context, m member) error {
+	n := r.node(m)
+	if n == nil {
+		return fmt.Errorf("%s is no node of this cluster", m.Name)
+	}
+	return r.call(ctx, n, http.MethodPost, "/reinitialize", []byte(`{"force": true}`), nil)
 }
 
 func (r *replicated) switchover(ctx context.Context) error {
@@ -275,13 +307,13 @@ func (r *replicated) turns() []turn {
 			{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
 			{"primary-killed", of(primary, kill, start), 15 * time.Second},
 			{"primary-killed-ahead", r.killAhead, 15 * time.Second},
-			{primaryFrozen, of(primary, freeze, thaw), 25 * time.Second},
+			{primaryFrozen, of(primary, freeze, thaw), 20 * time.Second},
 		}
 	}
 	return []turn{
 		{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
 		{"primary-killed", of(primary, kill, start), 20 * time.Second},
-		{primaryFrozen, of(primary, freeze, thaw), 25 * time.Second},
+		{primaryFrozen, of(primary, freeze, thaw), 20 * time.Second},
 		{"standby-killed", of(standby, kill, start), 10 * time.Second},
 		{"etcd-killed", func(ctx context.Context) (heal, error) { return r.etcd.Start, r.etcd.Kill(ctx) }, 15 * time.Second},
 	}

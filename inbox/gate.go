@@ -29,7 +29,11 @@ type gate struct {
 
 const (
 	firstProbe = 100 * time.Millisecond
-	lastProbe  = 5 * time.Second
+
+	// lastProbe is the longest average time between probes. For the database it is shorter: a
+	// probe of it is a BEGIN, and executes no handler.
+	lastProbe         = 5 * time.Second
+	lastDatabaseProbe = time.Second
 
 	// agreement is how many different keys must find something unavailable, over
 	// agreementTime.
@@ -124,7 +128,11 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	g.closed, g.outage = shut, seen == reportDown
 	if shut {
 		g.failures++
-		g.until = time.Now().Add(g.jitter(double(firstProbe, g.failures-1, lastProbe)))
+		most := lastProbe
+		if g.outage {
+			most = lastDatabaseProbe
+		}
+		g.until = time.Now().Add(g.jitter(double(firstProbe, g.failures-1, most)))
 		clear(g.agree) // it holds at most the keys that close the gate
 	} else {
 		g.failures = 0

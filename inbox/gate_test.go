@@ -28,3 +28,25 @@ func TestGate_OpensWhenOneThatCameBeforeFindsAllThere(t *testing.T) {
 		}
 	}
 }
+
+// While the database is away, messages go on soon after it is back. What else handlers need is
+// asked for less often.
+func TestGate_ProbesTheDatabaseEverySecond(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		seen report
+		most time.Duration
+	}{"the database is away": {reportDown, time.Second}, "something is missing": {reportMissing, 5 * time.Second}} {
+		var waits []time.Duration
+		g := newGate(func(d time.Duration) time.Duration {
+			waits = append(waits, d)
+			return 0
+		})
+		for range 20 {
+			g.leave(true, c.seen, "a")
+		}
+		if first, last := waits[0], waits[len(waits)-1]; first != firstProbe || last != c.most {
+			t.Errorf("%s: the first wait is %s, the last %s, want %s and %s", name, first, last, firstProbe, c.most)
+		}
+	}
+}
