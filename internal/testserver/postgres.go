@@ -54,13 +54,12 @@ func Postgres(t testing.TB) PG {
 	t.Cleanup(func() {
 		// A transaction that is still open would block the drop forever.
 		url := withParams(t, shared, "lock_timeout=10s")
-		for _, schema := range []string{pg.Schema, pg.Config.Schema} {
-			if err := execOnce(context.WithoutCancel(t.Context()), url, "drop schema if exists "+schema+" cascade"); err != nil {
-				t.Errorf("testserver: drop schema (is a transaction of the test still open?): %v", err)
-			}
-		}
-		if err := execOnce(context.WithoutCancel(t.Context()), url, strings.ReplaceAll(dropRoles, "SCHEMA", pg.Schema)); err != nil {
-			t.Errorf("testserver: drop roles: %v", err)
+		err := execOnce(context.WithoutCancel(t.Context()), url,
+			"drop schema if exists "+pg.Schema+" cascade",
+			"drop schema if exists "+pg.Config.Schema+" cascade",
+			strings.ReplaceAll(dropRoles, "SCHEMA", pg.Schema))
+		if err != nil {
+			t.Errorf("testserver: drop schemas and roles (is a transaction of the test still open?): %v", err)
 		}
 	})
 	pg.DSN = pg.dsn(t)
@@ -117,8 +116,9 @@ func withParams(t testing.TB, dsn string, params ...string) string {
 	return u.String()
 }
 
-// execOnce executes one statement on a new connection, and leaves no goroutine running.
-func execOnce(ctx context.Context, dsn, statement string) (err error) {
+// execOnce executes statements, each on its own, on a new connection, and leaves no goroutine
+// running.
+func execOnce(ctx context.Context, dsn string, statements ...string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	db, err := sql.Open("postgres", dsn)
@@ -126,8 +126,10 @@ func execOnce(ctx context.Context, dsn, statement string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if _, err := db.ExecContext(ctx, statement); err != nil {
-		return fmt.Errorf("%s: %w", statement, err)
+	for _, statement := range statements {
+		if _, failed := db.ExecContext(ctx, statement); failed != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", statement, failed))
+		}
 	}
-	return nil
+	return err
 }
