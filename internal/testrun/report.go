@@ -7,10 +7,12 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 )
 
 // event is a line of go test -json; see go doc test2json.
 type event struct {
+	Time    time.Time
 	Action  string
 	Package string
 	Test    string
@@ -43,6 +45,7 @@ func newReport(out io.Writer, allowed skips) *report {
 // packageRun is a package whose tests are running.
 type packageRun struct {
 	counts
+	began  time.Time           // when its first test did; before, it may have waited for its turn
 	output map[string][]string // by test, without passed tests; "" is the package's own output
 	tests  []string            // keys of output, in the order of their first lines
 }
@@ -83,6 +86,10 @@ func (r *report) take(e event) {
 		r.running[e.Package] = p
 	}
 	switch e.Action {
+	case "run":
+		if p.began.IsZero() {
+			p.began = e.Time
+		}
 	case "output":
 		if _, known := p.output[e.Test]; !known {
 			p.tests = append(p.tests, e.Test)
@@ -135,6 +142,9 @@ func (r *report) packageDone(e event, p *packageRun) {
 	if e.Action == "fail" {
 		word = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %s: passed=%d failed=%d skipped=%d seconds=%.1f\n",
-		word, e.Package, p.passed, p.failed, p.skipped, e.Elapsed)
+	seconds := e.Elapsed
+	if !p.began.IsZero() {
+		seconds = e.Time.Sub(p.began).Seconds()
+	}
+	fmt.Fprintf(r.out, "%s %s: passed=%d failed=%d skipped=%d seconds=%.1f\n", word, e.Package, p.passed, p.failed, p.skipped, seconds)
 }
