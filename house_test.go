@@ -2,6 +2,7 @@ package oncemill_test
 
 import (
 	"bytes"
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -186,4 +187,35 @@ func literal(e ast.Expr) (text string, ok bool) {
 	}
 	text, err := strconv.Unquote(l.Value)
 	return text, err == nil
+}
+
+// Modules agree on the versions of what they share, or it is compiled for each of them.
+func TestHouse_ModulesAgreeOnVersions(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob("go.mod")
+	for _, pattern := range []string{"*/go.mod", "*/*/go.mod"} {
+		more, failed := filepath.Glob(pattern)
+		paths, err = append(paths, more...), errors.Join(err, failed)
+	}
+	if err != nil || len(paths) < 9 {
+		t.Fatalf("%d modules, %v", len(paths), err)
+	}
+	required := regexp.MustCompile(`(?m)^(?:require)?\s+(\S+) (v\S+)`)
+	versions := map[string]string{}
+	for _, path := range paths {
+		if path == filepath.Join("tools", "go.mod") { // nothing of it is linked with others
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range required.FindAllStringSubmatch(string(text), -1) {
+			name, version := match[1], match[2]
+			if first, known := versions[name]; known && first != version && !strings.HasPrefix(name, "github.com/oncemill/") {
+				t.Errorf("%s requires %s %s, another module %s", path, name, version, first)
+			}
+			versions[name] = version
+		}
+	}
 }

@@ -45,11 +45,10 @@ func TestSetups(t *testing.T) {
 	pgx, one := "ONCEMILL_TEST_DRIVER=pgx", "ONCEMILL_TEST_MAX_OPEN_CONNS=1"
 	setups := []setup{
 		{"pgx", append([]string{pgx}, straight...), []skips{notPgx, notPgxAsItComes}, nil},
-		{"pgx_PgBouncer", append([]string{pgx}, behind...), []skips{notPgx, notPooled, notAgain}, pooler},
 		{"PgBouncer_one_connection", append([]string{one}, behind...), []skips{notOne, notPooled, notAgain}, pooler},
 	}
 	if long {
-		setups = append(setups, setup{"PgBouncer", behind, []skips{notPooled, notAgain}, pooler}, setup{"one_connection", append([]string{one}, straight...), []skips{notOne, notAgain}, nil})
+		setups = append(setups, setup{"pgx_PgBouncer", append([]string{pgx}, behind...), []skips{notPgx, notPooled, notAgain}, pooler}, setup{"PgBouncer", behind, []skips{notPooled, notAgain}, pooler}, setup{"one_connection", append([]string{one}, straight...), []skips{notOne, notAgain}, nil})
 	}
 	binaries := build(t)
 	mustExist(t, binaries)
