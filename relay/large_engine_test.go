@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -318,7 +319,7 @@ func TestEngine_ReadsWhatTheWayCarries(t *testing.T) {
 	for _, speed := range []int{20, 100, 1000, 1_000_000} { // rows a second
 		d := newDrive(limits{}, held...)
 		begin, failed, brought, most := d.now, 0, 0, 0
-		for reads := 0; reads < 150; {
+		for reads := 0; reads < testserver.Rounds(60, 150); {
 			d.now = d.now.Add(time.Millisecond)
 			d.wake()
 			r := d.nextRead(d.now)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // ward is a model of workers that die of certain messages, one worker after the other. Apart from
@@ -97,7 +98,7 @@ func (d *ward) step() {
 func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
 	for _, order := range []Order{OrderPerKey, OrderPerKeyPipelined, OrderNone} {
-		for _, lanes := range []int{1, 32} {
+		for _, lanes := range []int{1, testserver.Rounds(10, 32)} {
 			for _, c := range []struct {
 				name  string
 				build func(d *ward) (deaths int) // allowed
