@@ -203,6 +203,9 @@ func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) er
 			return fmt.Errorf("job %d is paused: %s; oncemill jobs resume %d goes on, oncemill jobs cancel %d ends it", id, oneLine(job.Note), id, id)
 		case over:
 			fmt.Fprint(w, newline(width))
+			if job.State == dlq.JobFinished && job.Total == 0 {
+				return fmt.Errorf("job %d has replayed nothing: no dead letter matches that is dead or held", id)
+			}
 			return nil
 		}
 		sleep.For(ctx, watchEvery)

@@ -123,6 +123,9 @@ func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter,
 		_, err := fmt.Fprintf(out, "%d messages would be sent again\n", r.total)
 		return err
 	}
+	if r.total == 0 {
+		return errors.New("nothing was sent again: the history has no such message; oncemill history list shows what it has")
+	}
 	r.done = f.From
 	if err := r.window(ctx, f, r.total); err != nil {
 		return fmt.Errorf("%d of %d messages were sent again; continue with --from %s --to %s: %w", r.sent, r.total, r.done.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), err)
