@@ -192,7 +192,9 @@ func (p *purge) ids(ctx context.Context) error {
 	}
 	var archive func(context.Context, []inbox.ArchivedID) error
 	if p.archive != "" {
-		archive = func(ctx context.Context, ids []inbox.ArchivedID) error { return write(ctx, p.archive, "inbox-ids", ids) }
+		archive = func(ctx context.Context, ids []inbox.ArchivedID) error {
+			return write(ctx, p.archive, "inbox-ids", ids)
+		}
 	}
 	all, err := inbox.PurgeAllArchived(ctx, p.db, p.cfg, p.inbox, archive) // bounds itself
 	for _, of := range all {
