@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,17 @@ func TestReads_EndAfterTheirTimeout(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	env := []string{"ONCEMILL_DATABASE=" + pg.DSN, "ONCEMILL_SCHEMA=" + pg.Config.Schema}
-	run := runner(t, env)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait/2)
+	defer cancel()
+	run := func(code int, args ...string) string {
+		t.Helper()
+		cmd, output := command(ctx, env, args...)
+		_ = cmd.Run() // the exit code tells
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			t.Fatalf("%v: exit code %d, want %d; output: %s", args, got, code, output)
+		}
+		return output.String()
+	}
 	run(0, "migrate")
 	run(2, "retrying", "--read-timeout", "-1s")
 	where, err := database.Resolve(pg.DB, pg.Config)
