@@ -36,6 +36,8 @@ type Status struct {
 	// Oldest is the lowest version that a library must know to work with the tables of
 	// a newer database. It is 0 while Version is not above Latest.
 	Oldest int
+
+	outdated bool // the table of versions is that of an older library
 }
 
 // tooNew reports whether the tables are too new for this library.
@@ -90,7 +92,7 @@ func (r resolved) status(ctx context.Context, db *sql.DB, loaded []set) ([]Statu
 	}
 	status := make([]Status, 0, len(loaded))
 	for _, s := range loaded {
-		have := Status{Set: s.name, Latest: len(s.steps)}
+		have := Status{Set: s.name, Latest: len(s.steps), outdated: columns > 0 && columns < migrationsColumns}
 		text := selectVersion
 		if columns < migrationsColumns {
 			text = selectVersionBefore
@@ -115,6 +117,7 @@ type migrationSQL struct {
 	prepare []string
 	tables  string // of this schema and prefix, without the table migrations and partitions
 	lock    string // of a table in front of its name
+	script  scriptSQL
 }
 
 // migrationsColumns is the number of columns of the table migrations. Libraries from
@@ -132,18 +135,18 @@ var dialectSQL = map[Dialect]migrationSQL{
 		columns: `select count(*) from pg_attribute where attrelid = to_regclass('{{migrations}}') and attnum > 0 and not attisdropped`,
 		prepare: []string{
 			`do $$ begin
-				if to_regnamespace('{{schema}}') is null then
-					create schema {{schema}};
-				end if;
-			end $$`,
+	if to_regnamespace('{{schema}}') is null then
+		create schema {{schema}};
+	end if;
+end $$`,
 			`create table if not exists {{migrations}} (
-				set_name text not null,
-				version integer not null,
-				step_name text not null,
-				applied_at timestamptz not null default clock_timestamp(),
-				compatible integer,
-				primary key (set_name, version)
-			)`,
+	set_name text not null,
+	version integer not null,
+	step_name text not null,
+	applied_at timestamptz not null default clock_timestamp(),
+	compatible integer,
+	primary key (set_name, version)
+)`,
 		},
 		tables: `
 select '"' || n.nspname || '"."' || c.relname || '"'
@@ -153,25 +156,52 @@ where n.oid = to_regnamespace('{{schema}}') and c.relkind in ('r', 'p') and not 
 	and c.oid <> to_regclass('{{migrations}}')
 order by 1`,
 		lock: `lock table `,
+		script: scriptSQL{
+			shell: `\set ON_ERROR_STOP on`,
+			guard: []string{`do $$ begin
+	if exists (
+		select from (values EXPECTED) as e (set_name, version)
+		where e.version <> (select coalesce(max(m.version), 0) from {{migrations}} m where m.set_name = e.set_name)
+	) then
+		raise exception 'the tables do not have the versions that this script begins with; make it again';
+	end if;
+end $$`},
+		},
 	},
 	SQLite: {
 		begin:   []string{`begin immediate`},
 		columns: `select count(*) from pragma_table_info(trim('{{migrations}}', '"'))`,
 		prepare: []string{
 			`create table if not exists {{migrations}} (
-				set_name text not null,
-				version integer not null,
-				step_name text not null,
-				applied_at text not null default (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-				compatible integer,
-				primary key (set_name, version)
-			)`,
+	set_name text not null,
+	version integer not null,
+	step_name text not null,
+	applied_at text not null default (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+	compatible integer,
+	primary key (set_name, version)
+)`,
 		},
 		tables: `
 select '"' || name || '"'
 from sqlite_schema
 where type = 'table' and name not like 'sqlite~_%' escape '~' and '"' || name || '"' <> '{{migrations}}'
 order by 1`,
+		script: scriptSQL{
+			shell:  `.bail on`,
+			before: []string{`pragma journal_mode = wal`},
+			guard: []string{
+				`create temporary table expected (
+	set_name text,
+	version integer constraint these_are_not_the_versions_that_this_script_begins_with check (version = expected),
+	expected integer,
+	now integer constraint this_shell_is_older_than_3_42 check (now is not null)
+)`,
+				`insert into temp.expected
+select e.column1, (select coalesce(max(m.version), 0) from {{migrations}} m where m.set_name = e.column1), e.column2, unixepoch('subsec')
+from (values EXPECTED) e`,
+				`drop table temp.expected`,
+			},
+		},
 	},
 }
 
@@ -223,15 +253,20 @@ func loadSets(db *sql.DB, cfg Config, sets []Migrations) (resolved, []set, error
 	if err != nil {
 		return to, nil, err
 	}
+	loaded, err := to.load(sets)
+	return to, loaded, err
+}
+
+func (r resolved) load(sets []Migrations) ([]set, error) {
 	loaded := make([]set, 0, len(sets))
 	for _, m := range sets {
-		s, err := m.load(to.dialect)
+		s, err := m.load(r.dialect)
 		if err != nil {
-			return to, nil, err
+			return nil, err
 		}
 		loaded = append(loaded, s)
 	}
-	return to, loaded, nil
+	return loaded, nil
 }
 
 func (m Migrations) load(d Dialect) (set, error) {

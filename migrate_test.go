@@ -46,6 +46,9 @@ func (p *testDB) migrate(t *testing.T, sets ...oncemill.Migrations) error {
 func (p *testDB) expectStatus(t *testing.T, want []oncemill.Status, sets ...oncemill.Migrations) {
 	t.Helper()
 	got, err := oncemill.MigrationStatus(t.Context(), p.db, p.cfg, sets...)
+	for i, s := range got { // without what is for MigrationSQL alone
+		got[i] = oncemill.Status{Set: s.Set, Version: s.Version, Latest: s.Latest, Oldest: s.Oldest}
+	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("status is %v, %v; want %v", got, err, want)
 	}

@@ -77,10 +77,22 @@ func (b *choosy) published(id string) []*message.Message {
 
 var documentedSQL = regexp.MustCompile("(?ms)^```sql\n-- as (the administrator|shop_owner)\n(.*?)^```$")
 
+// allSets are the migrations of all tables.
+var allSets = []oncemill.Migrations{
+	outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations,
+}
+
 // newShop executes the SQL of the document as it stands there.
 func newShop(t *testing.T) *shop {
 	t.Helper()
-	server := testserver.PrivatePostgres(t)
+	return newShopBy(t, testserver.PrivatePostgres(t), func(owner *sql.DB) error {
+		return oncemill.Migrate(t.Context(), owner, oncemill.Config{}, allSets...)
+	})
+}
+
+// newShopBy is newShop with another way to create the tables.
+func newShopBy(t *testing.T, server *testserver.PostgresServer, migrate func(owner *sql.DB) error) *shop {
+	t.Helper()
 	must := func(_ sql.Result, err error) {
 		t.Helper()
 		if err != nil {
@@ -104,7 +116,7 @@ func newShop(t *testing.T) *shop {
 			db = s.owner
 			if !migrated {
 				migrated = true
-				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
+				if err := migrate(db); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -18,7 +18,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -26,7 +25,6 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/relaytest"
-	"github.com/oncemill/oncemill/steer"
 )
 
 // A database that an older version has left in the middle of its work is migrated, and the
@@ -91,7 +89,7 @@ func unzip(t *testing.T, name string) []byte {
 func goOn(t *testing.T, db *sql.DB, cfg oncemill.Config) {
 	t.Helper()
 	for range 2 {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, steer.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, allSets...); err != nil {
 			t.Fatal(err)
 		}
 	}

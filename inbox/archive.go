@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -48,10 +49,11 @@ func archiveBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.St
 	if err != nil {
 		return removal{}, err
 	}
+	var failed error
 	if len(old) > 0 {
-		if err := archive(ctx, old); err != nil {
-			return removal{}, err
-		}
+		failed = archive(ctx, old)
+	}
+	if len(old) > 0 && failed == nil {
 		removed.ids, err = bounded.Do(ctx, calls, callLimit, func(ctx context.Context) (int64, error) { return store.DeleteIDs(ctx, retention, old) })
 		if err != nil {
 			return removal{}, err
@@ -60,5 +62,5 @@ func archiveBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.St
 	removed.failures, err = bounded.Do(ctx, calls, callLimit, func(ctx context.Context) (int64, error) {
 		return store.PurgeFailures(ctx, retention, purgeBatch)
 	})
-	return removed, err
+	return removed, errors.Join(failed, err)
 }

@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,4 +64,49 @@ func TestInbox_ArchivesIDsBeforeItRemovesThem(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The archive fails for one handler of a router. The ids of the others are removed, and also what
+// is not archived of that one.
+func TestInbox_AnArchiveThatFailsForAHandlerStopsNoOther(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		names, exec, ago := purgeable(t, p)
+		for _, consumer := range []string{"stock", "stock/a", "stock/b"} {
+			exec(`insert into {{inbox}} (consumer, message_id, received_at) values ('` + consumer + `', 'old', ` + ago("3") + `)`)
+			exec(`insert into {{inbox_failures}} (consumer, message_id, changed_at) values ('` + consumer + `', 'failed', ` + ago("3") + `)`)
+		}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.Retention = 2 * time.Hour
+			cfg.Archive = func(_ context.Context, ids []inbox.ArchivedID) error {
+				if ids[0].Consumer != "stock/b" {
+					return errors.New("full for " + ids[0].Consumer)
+				}
+				return nil
+			}
+		})
+		for _, name := range []string{"a", "b"} {
+			_, err := in.PerHandler(effect)(routedTo(t, name, "new", "results"))
+			expectNoError(t, err)
+		}
+		more, err := in.Purge(t.Context())
+		if err == nil || more || !strings.Contains(err.Error(), "full for stock/a") || !strings.Contains(err.Error(), "full for stock\n") {
+			t.Errorf("more %t, error %v", more, err)
+		}
+		count := func(query string) (n int) {
+			t.Helper()
+			if err := p.db.QueryRowContext(t.Context(), names.Expand(query)).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		if n := count(`select count(*) from {{inbox}} where message_id = 'old' and consumer = 'stock/b'`); n != 0 {
+			t.Error("the archived id is still there")
+		}
+		if n := count(`select count(*) from {{inbox}} where message_id = 'old'`); n != 2 {
+			t.Errorf("%d ids that are not archived are left", n)
+		}
+		if n := count(`select count(*) from {{inbox_failures}}`); n != 0 {
+			t.Errorf("%d records of failures are left", n)
+		}
+	})
 }

@@ -77,16 +77,21 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 	}
 }
 
-// Purge is one step of Run. It reports whether there may be more to remove.
+// Purge is one step of Run. It reports whether there may be more to remove. If it fails for a
+// handler of [Inbox.PerHandler], it goes on with the next, unless the server does not answer at all.
 func (in *Inbox) Purge(ctx context.Context) (more bool, err error) {
+	var errs []error
 	for _, own := range in.family() {
 		removed, err := removeBatch(ctx, own.calls, own.store, own.cfg.Retention, own.archive())
-		if err != nil {
-			return false, err
-		}
 		more = more || removed.full()
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil || errors.Is(err, bounded.ErrAbandoned) { // so would the others
+			break
+		}
 	}
-	return more, nil
+	return more && len(errs) == 0, errors.Join(errs...)
 }
 
 // removal is what one batch has removed of a consumer.

@@ -42,7 +42,7 @@
 // A worker learns of that within a second or two. What is in flight then gets its outcome. A paused
 // message uses up no attempt, and its key waits behind it. A worker that cannot read the pauses keeps
 // to those it read last, and publishes nothing before it has read any. Without the tables of package
-// steer nothing is paused.
+// steer, or the right to read them, nothing is paused.
 //
 // # Where a message is
 //

@@ -96,9 +96,7 @@ func (e *engine) addRetrying(rows []relaystore.Row, now time.Time) (added int) {
 		if r.Tried && m.attempts == 0 {
 			m.failedAt, m.unclearSince = max(1, e.publishing.sent), now.Add(-r.Age)
 		}
-		if limit := e.limits.attempts.TimeLimit; limit > 0 && m.attempts > 0 {
-			m.expires = now.Add(limit - r.Age)
-		}
+		m.age = r.Age - r.Late
 		if key := l.orderKey(m); key != "" {
 			c := l.chain(key)
 			switch {

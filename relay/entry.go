@@ -56,7 +56,7 @@ type entry struct {
 	released     bool                // let out by a circuit
 	moving       bool                // part of the running task
 	attempts     int                 // failed so far
-	expires      time.Time           // the time limit of its attempts; zero: none
+	age          time.Duration       // from its first failure until this attempt was due
 	failure      *relaystore.Failure // until it is recorded
 	stack        string              // of the panic that its latest publish ended with
 

@@ -34,9 +34,8 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l := m.lane
 	m.attempts++
 	f := &relaystore.Failure{Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Unanswered: m.unanswered, Class: class, Text: text, Stack: m.stack, Topic: m.Topic, Key: m.Key}
-	late := !m.expires.IsZero() && !now.Before(m.expires)
 	switch {
-	case m.attempts < e.limits.attempts.MaxAttempts && !late:
+	case m.attempts < e.limits.attempts.MaxAttempts && !e.outOfTime(m, now):
 		f.Fate, f.RetryIn = relaystore.FateRetry, e.limits.attempts.wait(m.attempts, e.limits.draw)
 	case e.limits.attempts.Exhausted == ExhaustedHoldKey && l.orderKey(m) != "":
 		f.Fate = relaystore.FateHoldKey
@@ -45,6 +44,21 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	}
 	m.failedAt = 0
 	e.fail(m, f)
+}
+
+// outOfTime reports whether Retry.TimeLimit is over for an attempt that has just failed. How long
+// the message was due before it was handed to the sink does not count: it was paused, its topic was
+// unavailable, or nothing ran. So it gets one more attempt after that.
+func (e *engine) outOfTime(m *entry, now time.Time) bool {
+	limit := e.limits.attempts.TimeLimit
+	if limit == 0 || m.attempts == 1 {
+		return false
+	}
+	took := time.Duration(0)
+	if !m.handed.IsZero() {
+		took = now.Sub(m.handed)
+	}
+	return m.age+took >= limit
 }
 
 // postpone retries m later, without using up an attempt: the message or its topic may be

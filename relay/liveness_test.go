@@ -378,17 +378,21 @@ func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
 }
 
 // A message that waited for others, or for its topic, has all its time from its own
-// first failure.
+// first failure. How long it was due and could not be tried does not count.
 func TestEngine_CountsTheTimeLimitFromTheFirstFailure(t *testing.T) {
 	t.Parallel()
-	for attempts, want := range map[int]relaystore.Fate{0: relaystore.FateRetry, 1: relaystore.FateDeadLetter} {
+	for _, of := range []struct {
+		attempts int
+		late     time.Duration // since it was due
+		want     relaystore.Fate
+	}{{0, 0, relaystore.FateRetry}, {1, 0, relaystore.FateDeadLetter}, {1, 59 * time.Minute, relaystore.FateDeadLetter}, {1, 61 * time.Minute, relaystore.FateRetry}} {
 		b := newBench(3)
 		b.limits.attempts = Retry{MaxAttempts: 10, Initial: time.Second, Max: time.Minute, TimeLimit: time.Hour}
-		b.addRetrying([]relaystore.Row{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 7}, Topic: "a"}, Attempts: attempts, Age: 2 * time.Hour}}, b.now)
+		b.addRetrying([]relaystore.Row{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 7}, Topic: "a"}, Attempts: of.attempts, Age: 2 * time.Hour, Late: of.late}}, b.now)
 		m := b.next(t)
 		b.outcome(m, b.now, Refused(errors.New("no")))
-		if m.failure.Fate != want {
-			t.Errorf("after %d attempts: fate %d, want %d", attempts, m.failure.Fate, want)
+		if m.failure.Fate != of.want {
+			t.Errorf("after %d attempts, %v late: fate %d, want %d", of.attempts, of.late, m.failure.Fate, of.want)
 		}
 	}
 }

@@ -113,7 +113,7 @@ func (s *steering) carryOut(ctx context.Context) error {
 func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relaystore.Fence) error {
 	for made := 0; made < hastenedInStep; {
 		n, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) (int, error) {
-			return s.hasten.RetryNow(ctx, f, c.Topic, c.Key, hastenedAtOnce)
+			return s.hasten.RetryNow(ctx, f, relaystore.Hastening{Topic: c.Topic, Key: c.Key, Asked: c.Asked}, hastenedAtOnce)
 		})
 		if errors.Is(err, relaystore.ErrFenced) {
 			return nil // for the new owner
@@ -122,7 +122,7 @@ func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relayst
 			return err
 		}
 		s.inLoop(ctx, func(e *engine, now time.Time) { e.retryNow(c.Topic, now) })
-		if made += n; n < hastenedAtOnce { // what has failed again meanwhile waits as usual
+		if made += n; n < hastenedAtOnce {
 			return s.end(ctx, c)
 		}
 	}

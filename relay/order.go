@@ -52,8 +52,9 @@ type Retry struct {
 	Initial, Max time.Duration
 
 	// TimeLimit, if set, makes a message a dead letter at the first failed attempt that
-	// ends later than this after its first failure, even if attempts are left. Default:
-	// none.
+	// ends later than this after its first failure, even if attempts are left. For how long
+	// the message was due before that attempt does not count: its topic was paused or
+	// unavailable, or no relay ran. So it gets one more attempt after that. Default: none.
 	TimeLimit time.Duration
 
 	// Exhausted selects what follows the last attempt. Default: ExhaustedSkip.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,8 @@ type counting struct {
 	counts map[string]int
 	ids    map[string][]string // by key
 	refuse atomic.Bool
+
+	refused atomic.Int64
 }
 
 func newCounting() *counting { return &counting{counts: map[string]int{}, ids: map[string][]string{}} }
@@ -53,6 +56,7 @@ func (c *counting) Run(ctx context.Context) error { <-ctx.Done(); return nil }
 func (c *counting) Publish(_ context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
 	for _, m := range msgs {
 		if c.refuse.Load() {
+			c.refused.Add(1)
 			done(m, relay.Refused(errors.New("no")))
 			continue
 		}
@@ -169,6 +173,81 @@ func TestSteer_WithoutItsTablesNothingIsPaused(t *testing.T) {
 		eventually(t, "others are delivered", func() bool { return sink.of("b") == 1 })
 		if n := sink.of("a"); n != 1 {
 			t.Errorf("%d delivered of the paused topic", n)
+		}
+	})
+}
+
+// A role of before the tables of pauses may not read them. Its relay delivers, and logs once which
+// right it lacks. A pause that it knew before it lost the right applies on.
+func TestSteer_WithoutTheRightToReadPausesNothingIsPaused(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	control, role := p.control(t), p.limitedRole(t)
+	p.execute(t, `revoke all on {{pauses}} from `+role)
+	sink, log := newCounting(), &logbook{}
+	cfg := p.unhurried()
+	cfg.Logger = slog.New(log)
+	running := start(t, p.boxOn(t, p.open(t, "role="+role), outbox.NoHistory), sink, cfg)
+	box := p.box(t)
+	const (
+		forbidden = "pauses may not be read, so nobody can pause what this relay publishes; grant select on the table pauses"
+		unread    = "pauses could not be read; those read last apply, and a worker that has read none publishes nothing"
+	)
+	eventually(t, "it has tried to read them", func() bool { return log.count(forbidden)+log.count(unread) > 0 })
+	if log.count(unread) > 0 {
+		t.Fatal("it publishes nothing")
+	}
+	for n := 1; n <= 2; n++ {
+		put(t, box, "a", "", "")
+		eventually(t, "it is delivered", func() bool { return sink.of("a") == n })
+		time.Sleep(known)
+	}
+	if n := log.count(forbidden); n != 1 {
+		t.Errorf("logged %d times: %v", n, log.lines())
+	}
+	p.execute(t, `grant select on {{pauses}} to `+role)
+	do(t, control.Pause(t.Context(), steer.Target{Kind: steer.Topic, Name: "a"}, ada))
+	eventually(t, "the pause is known", func() bool { return log.count("pauses changed") > 0 })
+	p.execute(t, `revoke select on {{pauses}} from `+role)
+	eventually(t, "the right is gone", func() bool { return log.count(unread)+log.count(forbidden) > 1 })
+	put(t, box, "a", "", "")
+	for n := 1; n <= 3; n++ {
+		put(t, box, "b", "", "")
+		eventually(t, "others are delivered", func() bool { return sink.of("b") == n })
+	}
+	if n := sink.of("a"); n != 2 {
+		t.Errorf("%d delivered of the paused topic", n)
+	}
+	running.stop()
+}
+
+// The time limit of a message that is retrying passes while its topic, or its lane, is paused. It
+// gets one more attempt than the one after the resumption.
+func TestSteer_APauseIsNotTimeOfAMessage(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		for _, target := range []steer.Target{{Kind: steer.Topic, Name: "a"}, {Kind: steer.Key, Name: "k"}, {Kind: steer.Lane, Name: fmt.Sprint(outbox.Lane("k", ""))}} {
+			control, box, sink := p.control(t), p.box(t), newCounting()
+			sink.refuse.Store(true)
+			cfg := p.unhurried()
+			cfg.Retry = relay.Retry{MaxAttempts: 1000, Initial: 500 * time.Millisecond, Max: 500 * time.Millisecond, TimeLimit: known + time.Second}
+			running := start(t, box, sink, cfg)
+			dead := p.count(t, `select count(*) from {{dead_letters}}`)
+			put(t, box, "a", "k", "")
+			eventually(t, "it is retrying", func() bool { return sink.refused.Load() > 0 && p.count(t, `select count(*) from {{parked}}`) > 0 })
+			do(t, control.Pause(t.Context(), target, ada))
+			time.Sleep(known)
+			before := sink.refused.Load()
+			time.Sleep(cfg.Retry.TimeLimit)
+			if n := sink.refused.Load() - before; n > 0 || p.count(t, `select count(*) from {{dead_letters}}`) > dead {
+				t.Fatalf("%v: %d attempts while it is paused", target, n)
+			}
+			do(t, control.Resume(t.Context(), target, ada))
+			eventually(t, "it is a dead letter", func() bool { return p.count(t, `select count(*) from {{dead_letters}}`) > dead })
+			if n := sink.refused.Load() - before; n != 2 {
+				t.Errorf("%v: %d attempts after the resumption, want 2", target, n)
+			}
+			running.stop()
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/sleep"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/steerstore"
 )
 
@@ -23,7 +24,8 @@ func sinkOf(sink Sink) func(topic string) string {
 }
 
 // steering tells the loop what operators have paused, and carries out their commands. If a
-// read fails, what was read last applies; before the first one nothing is published.
+// read fails, what was read last applies; before the first one nothing is published. Where the
+// role may not read the pauses, nothing is paused, unless a pause is known.
 func (w *worker) steering(ctx context.Context) error {
 	s := &steering{worker: w, released: map[int64]int64{}}
 	for {
@@ -37,8 +39,10 @@ func (w *worker) steering(ctx context.Context) error {
 // steering is what a worker knows of the operators' wishes.
 type steering struct {
 	*worker
-	known bool
+	known bool // pauses were read, or may not be
 	last  pauses
+
+	forbidden bool // has been logged
 
 	released map[int64]int64 // releases that this worker has begun, with the epoch of the lane
 }
@@ -48,6 +52,13 @@ func (s *steering) step(ctx context.Context) {
 	switch {
 	case ctx.Err() != nil:
 		return
+	case sqlerr.Forbidden(err) && s.last.none():
+		// A role of before there were pauses.
+		if !s.forbidden {
+			s.forbidden = true
+			s.log.WarnContext(ctx, "pauses may not be read, so nobody can pause what this relay publishes; grant select on the table pauses", "error", err)
+		}
+		s.tell(ctx, nil)
 	case err != nil:
 		level, attrs := s.failed(&s.failing.pauses, slog.LevelWarn, err)
 		s.log.Log(ctx, level, "pauses could not be read; those read last apply, and a worker that has read none publishes nothing", append(attrs, "error", err)...)
@@ -55,6 +66,7 @@ func (s *steering) step(ctx context.Context) {
 		if attrs, report := s.failing.pauses.Over(); report {
 			s.log.InfoContext(ctx, "pauses are read again", attrs...)
 		}
+		s.forbidden = false
 		s.tell(ctx, found)
 	}
 	err = s.carryOut(ctx)
@@ -119,6 +131,11 @@ func pausesOf(found []steerstore.Target) pauses {
 		}
 	}
 	return to
+}
+
+// none reports whether nothing is paused.
+func (p *pauses) none() bool {
+	return len(p.topics)+len(p.sinks)+len(p.keys)+p.countLanes() == 0
 }
 
 func (p *pauses) countLanes() (n int) {

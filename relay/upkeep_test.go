@@ -14,11 +14,9 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// The worker that has the upkeep may not read a table any more. Another one takes the
-// upkeep over, as it does the lanes.
-func TestRelay_LeavesTheUpkeepIfItsTablesFailTheirCheck(t *testing.T) {
-	t.Parallel()
-	p := onPostgres(t)
+// limitedRole returns a role that may use the tables, but does not own them.
+func (p testDB) limitedRole(t testing.TB) string {
+	t.Helper()
 	role := "limited_" + strings.ToLower(rand.Text()[:12])
 	p.execute(t, `create role `+role)
 	t.Cleanup(func() {
@@ -32,6 +30,15 @@ func TestRelay_LeavesTheUpkeepIfItsTablesFailTheirCheck(t *testing.T) {
 	} {
 		p.execute(t, grant+role)
 	}
+	return role
+}
+
+// The worker that has the upkeep may not read a table any more. Another one takes the
+// upkeep over, as it does the lanes.
+func TestRelay_LeavesTheUpkeepIfItsTablesFailTheirCheck(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	role := p.limitedRole(t)
 	w := &wire{}
 	cfg := relay.Config{Lease: silenceLease}
 	start(t, p.boxOn(t, p.open(t, "role="+role), outbox.NoHistory), &sink{name: "a", wire: w}, cfg)

@@ -27,8 +27,8 @@
 // before its first read.
 //
 // Messages of what is paused stay in the outbox, or, where they would keep others from the
-// memory of their worker, among the retrying messages. Retry.TimeLimit goes on while a retrying
-// message is paused.
+// memory of their worker, among the retrying messages. If Retry.TimeLimit passes while a retrying
+// message is paused, it is still tried twice after the resumption.
 //
 // # Migrations
 //

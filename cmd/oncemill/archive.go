@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,8 +31,10 @@ func (d archiveDir) check() error {
 }
 
 // write appends rows to the file of a kind and of this day, a line of JSON each, and returns
-// when they are on the disk. Several processes may do so: the lines of each are one write.
-func write[Row any](d archiveDir, kind string, rows []Row) (err error) {
+// when they are on the disk. Several processes may do so, and each may crash while it writes: a
+// line that was cut short is ended first. The lock keeps others from writing in between; closing
+// the file, or a crash, releases it.
+func write[Row any](ctx context.Context, d archiveDir, kind string, rows []Row) (err error) {
 	var lines bytes.Buffer
 	encoder := json.NewEncoder(&lines)
 	for i := range rows {
@@ -45,6 +48,9 @@ func write[Row any](d archiveDir, kind string, rows []Row) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	if err := lockFile(ctx, file); err != nil {
+		return fmt.Errorf("lock %s: %w", path, err)
+	}
 	broken, err := cutShort(file)
 	if err != nil {
 		return fmt.Errorf("read the end of %s: %w", path, err)

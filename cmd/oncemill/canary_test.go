@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -16,6 +17,11 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/metric"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
@@ -145,8 +151,17 @@ func TestSecrets_AreSeenNowhere(t *testing.T) {
 	logger := slog.New(slog.NewTextHandler(out.writer("service"), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	spans := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
-	failingHandler(t, pg, logger, provider)
-	failingRequests(t, pg, logger, provider)
+	registry := prometheus.NewRegistry()
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
+	if err != nil {
+		t.Fatal(err)
+	}
+	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
+	failingHandler(t, pg, logger, provider, meters)
+	failingRequests(t, pg, logger, provider, meters)
+	metrics := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(metrics, httptest.NewRequest(http.MethodGet, "/", nil))
+	_, _ = out.writer("metrics of a service").Write(metrics.Body.Bytes())
 	for _, span := range spans.GetSpans() {
 		_, _ = io.WriteString(out.writer("spans"), span.Name+" "+span.Status.Description+" ")
 		for _, a := range span.Attributes {
@@ -179,7 +194,7 @@ func TestSecrets_AreSeenNowhere(t *testing.T) {
 	if err := errors.Join(good.Process.Signal(syscall.SIGTERM), broken.Process.Signal(syscall.SIGTERM), good.Wait(), broken.Wait()); err != nil {
 		t.Error(err)
 	}
-	for _, name := range []string{"relay", "relay without its broker", "exported/v1/traces", "exported/v1/metrics", "/metrics", "/status", "service", "spans"} {
+	for _, name := range []string{"relay", "relay without its broker", "exported/v1/traces", "exported/v1/metrics", "/metrics", "/status", "service", "spans", "metrics of a service"} {
 		if out.text(name) == "" {
 			t.Errorf("nothing was seen of %s: the test proves nothing", name)
 		}
@@ -203,14 +218,14 @@ func awaitHistory(t *testing.T, box *outbox.Outbox, n int) {
 	})
 }
 
-// failingHandler handles messages whose effects break constraints: the server quotes the values in
-// the details of its error.
-func failingHandler(t *testing.T, pg testserver.PG, logger *slog.Logger, provider trace.TracerProvider) {
+// failingHandler handles messages whose effects the server refuses. It quotes the values in the
+// details of its error, or, where they are no numbers, in its text.
+func failingHandler(t *testing.T, pg testserver.PG, logger *slog.Logger, provider trace.TracerProvider, meters metric.MeterProvider) {
 	t.Helper()
 	if _, err := pg.DB.ExecContext(t.Context(), `create table cards (number text unique check (number like 'canary%'))`); err != nil {
 		t.Fatal(err)
 	}
-	in, err := inbox.New(pg.DB, inbox.Config{Database: pg.Config, Consumer: "billing", Logger: logger, TracerProvider: provider})
+	in, err := inbox.New(pg.DB, inbox.Config{Database: pg.Config, Consumer: "billing", Logger: logger, TracerProvider: provider, MeterProvider: meters})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,25 +235,29 @@ func failingHandler(t *testing.T, pg testserver.PG, logger *slog.Logger, provide
 			t.Error("no transaction")
 			return nil, nil
 		}
-		_, err := tx.ExecContext(m.Context(), `insert into cards values ($1)`, string(m.Payload))
+		statement := `insert into cards values ($1)`
+		if strings.HasPrefix(string(m.Payload), "number") {
+			statement = `insert into cards select cast($1::text as integer)`
+		}
+		_, err := tx.ExecContext(m.Context(), statement, string(m.Payload))
 		return nil, err
 	})
 	failed := 0
-	for _, payload := range []string{canaryPayload, canaryPayload, "x" + canaryPayload} {
-		m := message.NewMessage(message.NewMessage("", nil).UUID+payload[:1]+string(rune('a'+failed)), []byte(payload))
+	for i, payload := range []string{canaryPayload, canaryPayload, "x" + canaryPayload, "number " + canaryPayload} {
+		m := message.NewMessage(fmt.Sprint("card ", i), []byte(payload))
 		m.Metadata.Set("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 		if _, err := handle(m); err != nil {
 			failed++
 			logger.Error("it failed", "error", err) //nolint:sloglint // as a router does
 		}
 	}
-	if failed == 0 {
-		t.Error("nothing has failed")
+	if failed != 3 {
+		t.Errorf("%d have failed", failed)
 	}
 }
 
 // failingRequests sends requests with a key to handlers and to a store that fail.
-func failingRequests(t *testing.T, pg testserver.PG, logger *slog.Logger, provider trace.TracerProvider) {
+func failingRequests(t *testing.T, pg testserver.PG, logger *slog.Logger, provider trace.TracerProvider, meters metric.MeterProvider) {
 	t.Helper()
 	db, err := sql.Open("postgres", pg.DSN)
 	if err != nil {
@@ -252,7 +271,7 @@ func failingRequests(t *testing.T, pg testserver.PG, logger *slog.Logger, provid
 		t.Fatal(err)
 	}
 	engine, err := idempotency.New(store, idempotency.Config{
-		Scope: idempotency.SingleTenant(), Logger: logger, Telemetry: idempotency.TelemetryConfig{TracerProvider: provider},
+		Scope: idempotency.SingleTenant(), Logger: logger, Telemetry: idempotency.TelemetryConfig{TracerProvider: provider, MeterProvider: meters},
 	})
 	if err != nil {
 		t.Fatal(err)

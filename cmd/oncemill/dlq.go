@@ -148,10 +148,7 @@ func span(since, until string, now time.Time) (from, to time.Time, err error) {
 // readLetters is withLetters for what only reads, with a time limit.
 func (o *options) readLetters(cmd *cobra.Command, fn func(context.Context, *dlq.Store) error) error {
 	return o.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
-		if err := oncemill.CheckMigrated(ctx, db, cfg, audit.Migrations, dlq.Migrations); err != nil {
-			return err
-		}
-		letters, err := dlq.New(db, dlq.Config{Database: cfg})
+		letters, err := openLetters(ctx, db, cfg)
 		if err != nil {
 			return err
 		}
@@ -162,15 +159,19 @@ func (o *options) readLetters(cmd *cobra.Command, fn func(context.Context, *dlq.
 // withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
 	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
-		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, audit.Migrations, dlq.Migrations); err != nil {
-			return err
-		}
-		letters, err := dlq.New(db, dlq.Config{Database: cfg})
+		letters, err := within(cmd.Context(), o.readTimeout, func(ctx context.Context) (*dlq.Store, error) { return openLetters(ctx, db, cfg) })
 		if err != nil {
 			return err
 		}
 		return fn(letters)
 	})
+}
+
+func openLetters(ctx context.Context, db *sql.DB, cfg oncemill.Config) (*dlq.Store, error) {
+	if err := oncemill.CheckMigrated(ctx, db, cfg, audit.Migrations, dlq.Migrations); err != nil {
+		return nil, err
+	}
+	return dlq.New(db, dlq.Config{Database: cfg})
 }
 
 func printLetters(w io.Writer, page []*dlq.Letter, asJSON bool) error {

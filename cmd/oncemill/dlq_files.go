@@ -91,6 +91,9 @@ exit code is 1.`,
 			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				done, err := letters.Import(cmd.Context(), from, act)
 				fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters imported, %d were there, %d lines with errors\n", done.Added, done.Existing, done.Failed)
+				if err == nil && done == (dlq.Imported{}) {
+					err = errors.New("the file has no dead letters")
+				}
 				return err
 			})
 		},

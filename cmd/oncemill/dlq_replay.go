@@ -85,7 +85,7 @@ their message id, or since several have the same one.`,
 					fmt.Fprintf(cmd.OutOrStdout(), "job %d started; oncemill jobs watch %d follows it\n", job.ID, job.ID)
 					return nil
 				}
-				return watchJob(cmd.Context(), cmd.OutOrStdout(), letters, job.ID)
+				return opts.watchJob(cmd, letters, job.ID)
 			})
 		},
 	}

@@ -16,32 +16,33 @@ import (
 )
 
 func newHistory(opts *options) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "history",
-		Short: "List, show and resend messages that were delivered",
-	}
-	cmd.AddCommand(newHistoryList(opts), newHistoryShow(opts), newResend(opts))
+	cmd := newHistoryList(opts, "history")
+	cmd.AddCommand(newHistoryList(opts, "list"), newHistoryShow(opts), newResend(opts))
 	return cmd
 }
 
-func newHistoryList(opts *options) *cobra.Command {
+// newHistoryList returns a command that lists messages: "history" and "history list".
+func newHistoryList(opts *options, use string) *cobra.Command {
 	var filter outbox.HistoryFilter
 	var id int64
 	var messageIDs []string
 	var since, until, after string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List messages that the broker has confirmed, in the order of their ids",
+		Use:   use,
+		Short: "List messages that were delivered",
 		Long: `List messages that the broker has confirmed, in the order of their ids, as far as the
 history is kept. Contents are not read; oncemill history show prints them.
 
 Ids and times are indexed. A search by message, key or topic alone reads the whole history:
 give --since too if that is large. The next page starts behind --after with the last line's
 ID and CONFIRMED.`,
-		Example: `  oncemill history list --since 1h --topic orders
+		Args: wrongUse(noCommand),
+		Example: `  oncemill history --since 1h --topic orders
   oncemill history list --message-id order-17 --json
-  oncemill history list --after 1700,2026-03-01T10:00:00.123456Z`,
+  oncemill history list --after 1700,2026-03-01T10:00:00.123456Z
+  oncemill history show 1700
+  oncemill history resend --from 30m --topic orders --dry-run`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if filter.From, filter.To, err = span(since, until, time.Now()); err != nil {

@@ -22,9 +22,16 @@ type consumer struct {
 }
 
 func newInbox(opts *options) *cobra.Command {
+	cmd := newInboxList(opts, "inbox")
+	cmd.AddCommand(newInboxList(opts, "list"))
+	return cmd
+}
+
+// newInboxList returns a command that lists consumers: "inbox" and "inbox list".
+func newInboxList(opts *options, use string) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "inbox",
+		Use:   use,
 		Short: "List what consumers have handled, and what fails",
 		Long: `List what consumers have handled, and what fails, from the inbox of this database.
 
@@ -36,6 +43,7 @@ newest 10,000. REFUSED are messages with a bad signature or encoding, since the 
 A number that ends with + is where counting ended. Duplicates are not written down; the metric
 oncemill.inbox.duplicates counts them.`,
 		Example: "  oncemill inbox\n  oncemill inbox --json",
+		Args:    wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var all []consumer
 			err := opts.readStatus(cmd, func(ctx context.Context, reader *status.Reader) error {

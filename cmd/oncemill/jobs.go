@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"time"
@@ -96,7 +95,7 @@ func newWatchJob(opts *options) *cobra.Command {
 		Args:  wrongUse(oneJob),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return opts.withJob(cmd, args, func(letters *dlq.Store, id int64) error {
-				return watchJob(cmd.Context(), cmd.OutOrStdout(), letters, id)
+				return opts.watchJob(cmd, letters, id)
 			})
 		},
 	}
@@ -157,8 +156,10 @@ const (
 )
 
 // watchJob prints the progress of a job until it ends or pauses. On a terminal that is one
-// line, written again and again. A job that did not finish is an error.
-func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) error {
+// line, written again and again. A job that did not finish is an error. Each look at the job has
+// the time limit of reads.
+func (o *options) watchJob(cmd *cobra.Command, letters *dlq.Store, id int64) error {
+	ctx, w := cmd.Context(), cmd.OutOrStdout()
 	file, ok := w.(*os.File)
 	width := 0
 	if ok {
@@ -170,7 +171,7 @@ func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) er
 	var seen [4]int64
 	var moved time.Time
 	for {
-		job, err := letters.Job(ctx, id)
+		job, err := within(ctx, o.readTimeout, func(ctx context.Context) (*dlq.Job, error) { return letters.Job(ctx, id) })
 		switch {
 		case ctx.Err() != nil:
 			_, err = fmt.Fprintf(w, "%sjob %d goes on; oncemill jobs watch %d follows it, oncemill jobs cancel %d ends it\n", newline(width), id, id, id)
@@ -203,6 +204,9 @@ func watchJob(ctx context.Context, w io.Writer, letters *dlq.Store, id int64) er
 			return fmt.Errorf("job %d is paused: %s; oncemill jobs resume %d goes on, oncemill jobs cancel %d ends it", id, oneLine(job.Note), id, id)
 		case over:
 			fmt.Fprint(w, newline(width))
+			if job.State == dlq.JobFinished && job.Total == 0 {
+				return fmt.Errorf("job %d has replayed nothing: no dead letter matches that is dead or held", id)
+			}
 			return nil
 		}
 		sleep.For(ctx, watchEvery)

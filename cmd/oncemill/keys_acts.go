@@ -192,7 +192,8 @@ func newEraseKeys(opts *options) *cobra.Command {
 		Long: `Erase all keys and answers of a caller: of --tenant and --principal as Config.Scope returns
 them, or of the hash in --caller. A retry with an erased key runs again, so withdraw the
 caller's credentials first. Keys that are running are left, and counted: repeat the command
-then. The audit gets the numbers, and nothing of the caller.
+then. The audit gets the numbers, and nothing of the caller. If nothing is stored of the
+caller the exit code is 1: with another --secret-file than the engines have, nobody is found.
 
 Services with Responses.Cache replay erased keys until they expire there.`,
 		Example: `  oncemill keys erase --tenant acme --principal 4711 --reason "request 2026-117"`,
@@ -220,8 +221,12 @@ Services with Responses.Cache replay erased keys until they expire there.`,
 				}
 				done, err := admin.Erase(cmd.Context(), *caller, idempotency.Act(act))
 				fmt.Fprintf(cmd.OutOrStdout(), "%d keys erased, %d left\n", done.Keys, done.Left)
-				if err == nil && done.Left > 0 {
+				switch {
+				case err != nil:
+				case done.Left > 0:
 					err = errors.New("keys were running or being changed; erase again when they have ended")
+				case done.Keys == 0:
+					err = errors.New("nothing is stored of this caller; check --tenant and --principal, and that --secret-file has Keys.Secret of the engines, or take --caller from oncemill keys list")
 				}
 				return err
 			})

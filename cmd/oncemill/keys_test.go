@@ -135,6 +135,9 @@ func TestKeysCommand_ListsShowsSettlesAndReleases(t *testing.T) {
 	if len(actions) != 5 || actions[0] != "ada key.settle" || actions[1] != "bob key.release" || !strings.HasSuffix(actions[4], "scope.erase") {
 		t.Errorf("%q", actions)
 	}
+	if out := run(1, "keys", "erase", "--caller", "02"+zeros[:30], "--yes", "--reason", "request 118"); !strings.Contains(out, "nothing is stored of this caller") {
+		t.Error(out)
+	}
 }
 
 // The words have to be typed as they are asked for.

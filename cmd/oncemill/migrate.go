@@ -30,7 +30,8 @@ func newMigrate(opts *options) *cobra.Command {
 		Use:   "migrate",
 		Short: "Create or upgrade the tables; idempotent, and safe to run concurrently",
 		Example: `  oncemill migrate --database postgres://app@localhost/shop
-  oncemill migrate status --database sqlite:shop.db --json`,
+  oncemill migrate status --database sqlite:shop.db --json
+  oncemill migrate sql --database postgres://app@localhost/shop > oncemill.sql`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return opts.database.create(func(db *sql.DB, cfg oncemill.Config) error {
@@ -56,7 +57,7 @@ func newMigrate(opts *options) *cobra.Command {
 		},
 	}
 	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	migrate.AddCommand(status, newMigrateDown(opts))
+	migrate.AddCommand(status, newMigrateSQL(opts), newMigrateDown(opts))
 	return migrate
 }
 

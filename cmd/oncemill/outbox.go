@@ -13,27 +13,26 @@ import (
 )
 
 func newOutbox(opts *options) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "outbox",
-		Short: "List and show messages that the broker has not confirmed yet",
-	}
-	cmd.AddCommand(newOutboxList(opts), newOutboxShow(opts))
+	cmd := newOutboxList(opts, "outbox")
+	cmd.AddCommand(newOutboxList(opts, "list"), newOutboxShow(opts))
 	return cmd
 }
 
-func newOutboxList(opts *options) *cobra.Command {
+// newOutboxList returns a command that lists messages: "outbox" and "outbox list".
+func newOutboxList(opts *options, use string) *cobra.Command {
 	var filter outbox.WaitingFilter
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List messages in the outbox, in the order of their ids",
+		Use:   use,
+		Short: "List messages in the outbox, which the broker has not confirmed yet",
 		Long: `List messages in the outbox, in the order of their ids: those in flight, and those before
 their first attempt. Messages that were refused or set aside are listed by oncemill retrying.
 Contents are not read; oncemill outbox show prints them.
 
 It looks at the first 10,000 rows of each lane, or of that of --key (SQLite: of all), so that it
 costs little on a large backlog. --after goes on from an id.`,
-		Example: "  oncemill outbox list --key customer-7\n  oncemill outbox list --topic orders --after 1700 --json",
+		Example: "  oncemill outbox --key customer-7\n  oncemill outbox list --topic orders --after 1700 --json\n  oncemill outbox show 1700",
+		Args:    wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			filter.Brief = true
 			return opts.readOutbox(cmd, func(ctx context.Context, box *outbox.Outbox) error {

@@ -160,7 +160,7 @@ attempt. Messages of what is paused stay where they are.`,
 				if err := control.Retry(cmd.Context(), what, act); err != nil {
 					return err
 				}
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), "relays try these retrying messages now")
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), "relays try these retrying messages now; oncemill retrying lists what still waits")
 				return err
 			})
 		},

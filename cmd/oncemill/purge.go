@@ -65,7 +65,8 @@ without a flag it stays:
 With --archive-dir, idempotency keys (without their responses) and ids of inboxes are first
 appended to files there, as lines of JSON: idempotency-keys-2006-01-02.jsonl and
 inbox-ids-2006-01-02.jsonl, by the day (UTC) on which they are deleted. The file is synced
-before anything is deleted; after a crash or a failure, lines may be there twice. Services
+before anything is deleted; after a crash or a failure, lines may be there twice, or cut short.
+Services
 on the database must not delete them by themselves: set
 idempotency.Config.Expiry.ArchivedElsewhere, and do not call Run of inboxes without
 Config.Archive.
@@ -157,8 +158,8 @@ func (p *purge) keys(ctx context.Context) error {
 	remove := store.Purge // both bound themselves
 	if p.archive != "" {
 		remove = func(ctx context.Context, limit int) (int, error) {
-			return store.PurgeArchived(ctx, limit, func(_ context.Context, keys []idempotency.ArchivedKey) error {
-				return write(p.archive, "idempotency-keys", keys)
+			return store.PurgeArchived(ctx, limit, func(ctx context.Context, keys []idempotency.ArchivedKey) error {
+				return write(ctx, p.archive, "idempotency-keys", keys)
 			})
 		}
 	}
@@ -191,7 +192,9 @@ func (p *purge) ids(ctx context.Context) error {
 	}
 	var archive func(context.Context, []inbox.ArchivedID) error
 	if p.archive != "" {
-		archive = func(_ context.Context, ids []inbox.ArchivedID) error { return write(p.archive, "inbox-ids", ids) }
+		archive = func(ctx context.Context, ids []inbox.ArchivedID) error {
+			return write(ctx, p.archive, "inbox-ids", ids)
+		}
 	}
 	all, err := inbox.PurgeAllArchived(ctx, p.db, p.cfg, p.inbox, archive) // bounds itself
 	for _, of := range all {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,17 @@ func TestReads_EndAfterTheirTimeout(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	env := []string{"ONCEMILL_DATABASE=" + pg.DSN, "ONCEMILL_SCHEMA=" + pg.Config.Schema}
-	run := runner(t, env)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait/2)
+	defer cancel()
+	run := func(code int, args ...string) string {
+		t.Helper()
+		cmd, output := command(ctx, env, args...)
+		_ = cmd.Run() // the exit code tells
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			t.Fatalf("%v: exit code %d, want %d; output: %s", args, got, code, output)
+		}
+		return output.String()
+	}
 	run(0, "migrate")
 	run(2, "retrying", "--read-timeout", "-1s")
 	where, err := database.Resolve(pg.DB, pg.Config)
@@ -33,7 +44,7 @@ func TestReads_EndAfterTheirTimeout(t *testing.T) {
 	}
 	for _, command := range []string{
 		"history list", "history show 1", "outbox list", "outbox show 1", "audit", "dlq", "dlq groups", "dlq show 1", "retrying", "jobs", "jobs show 1",
-		"dlq replay --all --dry-run", "pause list", "keys", "keys list --state completed", "keys show 0a0000000000",
+		"dlq replay --all --dry-run", "history resend --from 1h --dry-run", "jobs watch 1", "outbox", "history", "pause list", "keys", "keys list --state completed", "keys show 0a0000000000",
 	} {
 		begin := time.Now()
 		out := run(1, append(strings.Fields(command), "--read-timeout", "500ms")...)
@@ -48,7 +59,7 @@ func TestLists_AreEmptyArraysInJSON(t *testing.T) {
 	t.Parallel()
 	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + filepath.Join(t.TempDir(), "shop.db")})
 	run(0, "migrate")
-	for _, command := range []string{"audit", "dlq", "dlq groups", "history list", "inbox", "jobs", "outbox list", "pause list", "retrying", "workers"} {
+	for _, command := range []string{"audit", "dlq", "dlq groups", "history", "history list", "inbox", "inbox list", "jobs", "jobs list", "outbox", "outbox list", "pause list", "retrying", "workers"} {
 		if out := run(0, append(strings.Fields(command), "--json")...); out != "[]\n" {
 			t.Errorf("%s: %s", command, out)
 		}

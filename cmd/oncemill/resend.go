@@ -46,15 +46,17 @@ are those of the database's clock.`,
 				return err
 			}
 			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
-				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, outbox.Migrations); err != nil {
-					return err
-				}
 				box, err := outbox.New(db, outbox.Config{Database: cfg})
 				if err != nil {
 					return err
 				}
 				r := resend{history: box.History(), progress: cmd.ErrOrStderr(), limit: opts.readTimeout}
-				now, err := r.history.Now(cmd.Context())
+				now, err := within(cmd.Context(), r.limit, func(ctx context.Context) (time.Time, error) {
+					if err := oncemill.CheckMigrated(ctx, db, cfg, outbox.Migrations); err != nil {
+						return time.Time{}, err
+					}
+					return r.history.Now(ctx)
+				})
 				if err != nil {
 					return err
 				}
@@ -123,6 +125,9 @@ func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter,
 		_, err := fmt.Fprintf(out, "%d messages would be sent again\n", r.total)
 		return err
 	}
+	if r.total == 0 {
+		return errors.New("nothing was sent again: the history has no such message; oncemill history list shows what it has")
+	}
 	r.done = f.From
 	if err := r.window(ctx, f, r.total); err != nil {
 		return fmt.Errorf("%d of %d messages were sent again; continue with --from %s --to %s: %w", r.sent, r.total, r.done.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), err)
@@ -133,16 +138,7 @@ func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter,
 
 // count counts the messages of a window, within the limit.
 func (r *resend) count(ctx context.Context, f outbox.HistoryFilter) (int, error) {
-	if r.limit == 0 {
-		return r.history.Count(ctx, f)
-	}
-	within, cancel := context.WithTimeout(ctx, r.limit)
-	defer cancel()
-	n, err := r.history.Count(within, f)
-	if err != nil && within.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("the messages could not be counted within %v; use a shorter window, or raise --read-timeout", r.limit)
-	}
-	return n, err
+	return within(ctx, r.limit, func(ctx context.Context) (int, error) { return r.history.Count(ctx, f) })
 }
 
 // window sends n messages, the earlier half of the window first. Messages of a key are

@@ -90,7 +90,8 @@ Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AM
 and in a YAML file that --config names: a map of flags, and of commands with theirs. A
 flag overrides its variable, which overrides the file.
 
-Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
+Exit codes: 0 success (relay: stopped by a signal), 1 failure, also of an act that found
+nothing to act on, 2 wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {

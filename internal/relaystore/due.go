@@ -126,12 +126,12 @@ func scanDue(rows *sql.Rows, err error) (due []Row, next time.Duration, _ error)
 	for rows.Next() {
 		var wait, nth int64
 		var missing sql.NullInt64
-		var lane, id, created, attempts, age sql.NullInt64
+		var lane, id, created, attempts, age, late sql.NullInt64
 		var tried, crashed, unanswered, held sql.NullBool
 		var topic, message, key sql.NullString
 		var payload, metadata, tid []byte
 		if err := rows.Scan(&wait, &lane, &id, &topic, &message, &key, &payload, &metadata, &created,
-			&attempts, &tried, &crashed, &unanswered, &held, &age, &nth, &missing, &tid); err != nil {
+			&attempts, &tried, &crashed, &unanswered, &held, &age, &late, &nth, &missing, &tid); err != nil {
 			return nil, 0, err
 		}
 		if !id.Valid {
@@ -154,7 +154,7 @@ func scanDue(rows *sql.Rows, err error) (due []Row, next time.Duration, _ error)
 				},
 				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata, Missing: int(missing.Int64),
 			},
-			Attempts: int(attempts.Int64), Tried: tried.Bool, Crashed: crashed.Bool, Unanswered: unanswered.Bool, Age: micros(age.Int64),
+			Attempts: int(attempts.Int64), Tried: tried.Bool, Crashed: crashed.Bool, Unanswered: unanswered.Bool, Age: micros(age.Int64), Late: micros(late.Int64),
 		})
 	}
 	return due, next, rows.Err()

@@ -81,7 +81,7 @@ func TestRetries_CommandsAreTheOldestMessagesFirst(t *testing.T) {
 }
 
 // The time limit of attempts counts from the first failure, whatever a row has waited
-// for before that.
+// for before that. For how long it has been due comes apart.
 func TestRetries_AgeIsThatOfTheFirstFailure(t *testing.T) {
 	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, named(laneKey(1), 2)...)
@@ -93,8 +93,12 @@ func TestRetries_AgeIsThatOfTheFirstFailure(t *testing.T) {
 		age := func() { p.exec(t, `update {{parked}} set parked_at = parked_at - `+hour) }
 		age()
 		due, _ := p.mustDue(t, 4, 4)
-		if len(due) != 2 || due[0].Age < time.Hour || due[1].Age < time.Hour {
+		if len(due) != 2 || due[0].Age < time.Hour || due[1].Age < time.Hour || due[0].Late < 0 || due[0].Late > time.Minute {
 			t.Fatalf("due %+v", due)
+		}
+		p.exec(t, `update {{parked}} set next_at = next_at - `+hour)
+		if due, _ = p.mustDue(t, 4, 4); len(due) != 2 || due[0].Late < time.Hour || due[1].Late != 0 {
+			t.Fatalf("an hour late: %+v", due)
 		}
 		p.mustRemove(t, due[0])
 		p.mustFail(t, []Failure{failingAgain(due[1], FateRetry)}) // its first

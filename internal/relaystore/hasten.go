@@ -4,24 +4,31 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/database"
 )
 
 // Hasten makes retrying messages due, for an operator.
 type Hasten interface {
-	// RetryNow makes retrying messages of a lane due that are not yet: of a topic and a key, of
-	// all if these are empty. It returns how many, at most the given number.
-	RetryNow(ctx context.Context, f Fence, topic, key string, most int) (int, error)
+	// RetryNow makes retrying messages of a lane due that are not yet, and returns how many, at
+	// most the given number.
+	RetryNow(ctx context.Context, f Fence, what Hastening, most int) (int, error)
+}
+
+// Hastening is what an operator wants to have tried now.
+type Hastening struct {
+	Topic, Key string    // empty: all
+	Asked      time.Time // by the database's clock: what has failed since then waits as usual
 }
 
 // RetryNow implements [Hasten].
-func (s *postgres) RetryNow(ctx context.Context, f Fence, topic, key string, most int) (hastened int, err error) {
+func (s *postgres) RetryNow(ctx context.Context, f Fence, what Hastening, most int) (hastened int, err error) {
 	err = s.within(ctx, func(tx *sql.Tx) error {
 		var holds int
-		query, args := s.q.RetryNow, []any{f.Lane, f.Owner, f.Epoch, topic, most}
-		if key != "" {
-			query, args = s.q.RetryKeyNow, append(args, key)
+		query, args := s.q.RetryNow, []any{f.Lane, f.Owner, f.Epoch, what.Topic, most, what.Asked.UnixMicro()}
+		if what.Key != "" {
+			query, args = s.q.RetryKeyNow, append(args, what.Key)
 		}
 		if err := tx.QueryRowContext(ctx, query, args...).Scan(&holds, &hastened); err != nil {
 			return err
@@ -38,11 +45,11 @@ func (s *postgres) RetryNow(ctx context.Context, f Fence, topic, key string, mos
 }
 
 // RetryNow implements [Hasten].
-func (s *sqlite) RetryNow(ctx context.Context, f Fence, topic, key string, most int) (hastened int, err error) {
+func (s *sqlite) RetryNow(ctx context.Context, f Fence, what Hastening, most int) (hastened int, err error) {
 	err = s.fenced(ctx, f, func(tx *sql.Tx, _ touchedKeys, _ func() bool) (bool, error) {
-		query, args := s.q.RetryNow, []any{f.Lane, topic, most}
-		if key != "" {
-			query, args = s.q.RetryKeyNow, append(args, key)
+		query, args := s.q.RetryNow, []any{f.Lane, what.Topic, most, what.Asked.UnixMicro()}
+		if what.Key != "" {
+			query, args = s.q.RetryKeyNow, append(args, what.Key)
 		}
 		n, err := database.Affected(tx.ExecContext(ctx, query, args...))
 		hastened = int(n)

@@ -19,9 +19,10 @@ func TestRetries_AnOperatorMakesRetryingMessagesDue(t *testing.T) {
 			p.mustFail(t, []Failure{f})
 		}
 		p.mustFail(t, nil, rows[1])
+		later := time.Now().Add(time.Minute)
 		now := func(f Fence, topic, key string) int {
 			t.Helper()
-			n, err := p.RetryNow(t.Context(), f, topic, key, 100)
+			n, err := p.RetryNow(t.Context(), f, Hastening{Topic: topic, Key: key, Asked: later}, 100)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -32,8 +33,13 @@ func TestRetries_AnOperatorMakesRetryingMessagesDue(t *testing.T) {
 		}
 		former := p.f
 		former.Epoch--
-		if _, err := p.RetryNow(t.Context(), former, "", "", 100); !errors.Is(err, ErrFenced) {
+		if _, err := p.RetryNow(t.Context(), former, Hastening{Asked: later}, 100); !errors.Is(err, ErrFenced) {
 			t.Errorf("a former owner: %v", err)
+		}
+		for _, key := range []string{"", key} { // those that have failed since then wait
+			if n, err := p.RetryNow(t.Context(), p.f, Hastening{Key: key, Asked: time.Now().Add(-time.Minute)}, 100); n != 0 || err != nil {
+				t.Errorf("%d of key %q that failed afterwards, %v", n, key, err)
+			}
 		}
 		p.expectDue(t)
 		if n := now(p.f, rows[0].Topic, key); n != 1 {

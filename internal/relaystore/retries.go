@@ -44,6 +44,7 @@ type Row struct {
 	Crashed    bool          // an attempt ended with the death of its worker
 	Unanswered bool          // an attempt had no answer
 	Age        time.Duration // since its first failure, or else since it was moved to parked, by the database's clock
+	Late       time.Duration // since its attempt was due; 0 for a row that is not the first of its key
 }
 
 // Key is a key of a lane that has rows in parked. A row without a key has none.

@@ -134,16 +134,16 @@ func (s *sqlite) appendRows(ctx context.Context, conn *sql.Conn, due []Row, h sq
 	bytes := 0
 	err = each(rows, func(row *sql.Rows) (bool, error) {
 		var r Row
-		var created, age int64
+		var created, age, late int64
 		var held bool
 		if err := row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
-			&r.Attempts, &r.Tried, &r.Crashed, &r.Unanswered, &held, &age); err != nil || held {
+			&r.Attempts, &r.Tried, &r.Crashed, &r.Unanswered, &held, &age, &late); err != nil || held {
 			return false, err // behind a held row nothing may be published
 		}
 		if known[rowID{r.ID, created}] {
 			return true, nil
 		}
-		r.CreatedAt, r.Age = time.UnixMicro(created).UTC(), micros(age)
+		r.CreatedAt, r.Age, r.Late = time.UnixMicro(created).UTC(), micros(age), micros(late)
 		due = append(due, r)
 		most--
 		bytes += rowBytes + len(r.Payload) + len(r.Metadata)

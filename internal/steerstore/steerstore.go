@@ -70,9 +70,9 @@ type Command struct {
 	ID         int64
 	Action     string
 	Lane       int
-	Topic, Key string        // of a retry; empty: all
-	Worker     string        // of a release: who has begun it; empty: nobody
-	Age        time.Duration // since it was given
+	Topic, Key string    // of a retry; empty: all
+	Worker     string    // of a release: who has begun it; empty: nobody
+	Asked      time.Time // when it was given, by the database's clock
 }
 
 // Act is who does it, and why. Texts that a database does not accept are cleaned.

@@ -115,7 +115,7 @@ select count(*) from f;
 
 -- name: retry_now
 -- Retrying messages of a topic, or of all topics, by the partial index (lane, topic, next_at):
--- those that are not due are due. Rows that somebody has locked are being dealt with. Fenced.
+-- those that are not due, and have not failed since $6, in microseconds, are due. Rows that somebody has locked are being dealt with. Fenced.
 with f as (
 	select lane
 	from {{relay_leases}}
@@ -128,6 +128,7 @@ with f as (
 	where p.lane = $1
 		and ($4::text = '' or p.topic = $4::text)
 		and p.next_at > statement_timestamp()
+		and coalesce((p.errors -> -1 ->> 'at')::bigint, 0) < $6::bigint
 	limit $5
 	for update of p skip locked
 ), hastened as (
@@ -151,9 +152,10 @@ with f as (
 	from {{parked}} p
 	join f on f.lane = p.lane
 	where p.lane = $1
-		and p.key = $6::text
+		and p.key = $7::text
 		and ($4::text = '' or p.topic = $4::text)
 		and p.next_at > statement_timestamp()
+		and coalesce((p.errors -> -1 ->> 'at')::bigint, 0) < $6::bigint
 	limit $5
 	for update of p skip locked
 ), hastened as (

@@ -56,7 +56,7 @@ with known as materialized (
 	from unnest((select $2::bigint[]), (select $7::bigint[])) as k (id, created)
 )
 select wait, lane, id, topic, message_id, key, case when missing = 0 then payload end, metadata, created_micros,
-	attempts, tried, crashed, unanswered, held, age, nth, missing, tid
+	attempts, tried, crashed, unanswered, held, age, late, nth, missing, tid
 from (
 	select h.wait, h.nth, r.*,
 		sum(r.bytes) over (order by h.nth, r.id rows between unbounded preceding and 1 preceding) as all_before
@@ -92,6 +92,7 @@ from (
 			select f.*,
 				(date_part('epoch', f.created_at) * 1000000)::bigint as created_micros,
 				(date_part('epoch', clock_timestamp() - f.parked_at) * 1000000)::bigint as age,
+				(date_part('epoch', clock_timestamp() - f.next_at) * 1000000)::bigint as late,
 				jsonb_array_length(f.errors) > 0 as tried, tidsend(f.at) as tid,
 				case when octet_length(f.payload) > $9 then octet_length(f.payload) else 0 end as missing,
 				octet_length(f.metadata) + case when octet_length(f.payload) > $9 then 0 else octet_length(f.payload) end + (select $10::bigint) as bytes,

@@ -162,7 +162,7 @@ where source = 'relay' and closed_at is null
 
 -- name: retry_now
 -- Retrying messages of a topic, or of all topics, by the partial index (lane, topic, next_at):
--- those that are not due are due.
+-- those that are not due, and have not failed since ?4, in microseconds, are due.
 update {{parked}}
 set next_at = cast(unixepoch('subsec') * 1000000 as integer)
 where rowid in (
@@ -171,6 +171,7 @@ where rowid in (
 	where lane = ?1
 		and (?2 = '' or topic = ?2)
 		and next_at > cast(unixepoch('subsec') * 1000000 as integer)
+		and coalesce(json_extract(errors, '$[#-1].at'), 0) < ?4
 	limit ?3
 );
 
@@ -182,8 +183,9 @@ where rowid in (
 	select rowid
 	from {{parked}}
 	where lane = ?1
-		and key = ?4
+		and key = ?5
 		and (?2 = '' or topic = ?2)
 		and next_at > cast(unixepoch('subsec') * 1000000 as integer)
+		and coalesce(json_extract(errors, '$[#-1].at'), 0) < ?4
 	limit ?3
 );

@@ -41,7 +41,8 @@ order by next_at;
 -- name: rows
 -- By the index (lane, key, id). It is read no further than needed.
 select lane, id, topic, message_id, key, payload, metadata, created_at,
-	attempts, json_array_length(errors) > 0, crashed, unanswered, held, cast(unixepoch('subsec') * 1000000 as integer) - parked_at
+	attempts, json_array_length(errors) > 0, crashed, unanswered, held, cast(unixepoch('subsec') * 1000000 as integer) - parked_at,
+	coalesce(cast(unixepoch('subsec') * 1000000 as integer) - next_at, 0)
 from {{parked}}
 where lane = ?1 and key = ?2 and id >= ?3
 order by id;

@@ -8,7 +8,7 @@ on conflict do nothing
 
 -- name: commands
 -- By the primary key, from its start. Locks nothing.
-select id, action, lane, topic, key, worker, (date_part('epoch', clock_timestamp() - asked_at) * 1000000)::bigint
+select id, action, lane, topic, key, worker, (date_part('epoch', asked_at) * 1000000)::bigint
 from {{lane_commands}}
 order by id
 limit $1

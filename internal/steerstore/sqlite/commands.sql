@@ -10,7 +10,7 @@ on conflict do nothing
 -- name: commands
 -- By the primary key, from its start.
 -- scans: lane_commands: from its start, as many rows as $1
-select id, action, lane, topic, key, worker, cast(unixepoch('subsec') * 1000000 as integer) - asked_at
+select id, action, lane, topic, key, worker, asked_at
 from {{lane_commands}}
 order by id
 limit $1
