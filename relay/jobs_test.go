@@ -161,7 +161,7 @@ func TestRelay_ACanaryWaitsWhileMessagesAreRetried(t *testing.T) {
 		}
 		eventually(t, "the canary fails", func() bool {
 			j, err := letters.Job(t.Context(), job.ID)
-			if err != nil || j.CanaryPassed || j.Replayed > 0 || j.Pending > 0 && j.Pending != 3 && j.Pending != 6 {
+			if err != nil || j.CanaryPassed || j.Replayed > 0 || j.Pending > 0 && j.Pending < 3 { // a rate may ask for one at a time
 				t.Fatalf("%+v, %v", j, err)
 			}
 			return j.State == dlq.JobPaused && j.Failed == 3 && j.Note == "canary failed: 3 of 3 failed again"
