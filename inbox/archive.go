@@ -48,6 +48,7 @@ func archiveBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.St
 	if err != nil {
 		return removal{}, err
 	}
+	removed.found = int64(len(old))
 	if len(old) > 0 {
 		if err := archive(ctx, old); err != nil {
 			return removal{}, err
