@@ -2,6 +2,7 @@ package main
 
 import (
 	"database/sql"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -33,12 +34,28 @@ func TestReads_EndAfterTheirTimeout(t *testing.T) {
 	}
 	for _, command := range []string{
 		"history list", "history show 1", "outbox list", "outbox show 1", "audit", "dlq", "dlq groups", "dlq show 1", "retrying", "jobs", "jobs show 1",
-		"dlq replay --all --dry-run", "pause list", "keys", "keys list --state completed", "keys show 0a0000000000",
+		"dlq replay --all --dry-run", "history resend --from 1h --dry-run", "pause list", "keys", "keys list --state completed", "keys show 0a0000000000",
 	} {
 		begin := time.Now()
 		out := run(1, append(strings.Fields(command), "--read-timeout", "500ms")...)
 		if took := time.Since(begin); took > 10*time.Second || !strings.Contains(out, "--read-timeout") {
 			t.Errorf("%s took %v: %s", command, took, out)
+		}
+	}
+}
+
+// So it does where the server is silent from the first.
+func TestReads_EndWhereTheServerIsSilent(t *testing.T) {
+	t.Parallel()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close() //nolint:errcheck // nothing was sent
+	run := runner(t, []string{"ONCEMILL_DATABASE=postgres://a:b@" + server.Addr().String() + "/x?sslmode=disable"})
+	for _, command := range []string{"history list", "history resend --from 1h --dry-run", "dlq replay --all --dry-run", "keys", "workers"} {
+		if out := run(1, append(strings.Fields(command), "--read-timeout", "500ms")...); !strings.Contains(out, "--read-timeout") {
+			t.Errorf("%s: %s", command, out)
 		}
 	}
 }
