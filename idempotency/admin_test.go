@@ -1,10 +1,12 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -325,6 +327,11 @@ func TestAdmin_ListsBeside100000KeysOfOneClient(t *testing.T) {
 		begin := time.Now()
 		if page, err := admin.List(t.Context(), idempotency.Filter{Caller: &one, Limit: 1000}); err != nil || len(page.Keys) != 1000 {
 			t.Errorf("%d keys, %v", len(page.Keys), err)
+		}
+		middle := idempotency.ID{0x80}
+		behind, err := admin.List(t.Context(), idempotency.Filter{Caller: &one, After: middle, Limit: 1000})
+		if err != nil || len(behind.Keys) != 1000 || slices.ContainsFunc(behind.Keys, func(k idempotency.Key) bool { return bytes.Compare(k.ID[:], middle[:]) <= 0 }) {
+			t.Errorf("%d keys behind one, %v", len(behind.Keys), err)
 		}
 		if found := keys(t, admin, idempotency.Filter{Caller: &other}); len(found) != 1 {
 			t.Errorf("%d keys of the other", len(found))

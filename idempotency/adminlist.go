@@ -13,7 +13,7 @@ import (
 // Filter selects keys. Empty fields match everything.
 type Filter struct {
 	// Phases are those to list. Default: running and interrupted, which an index finds. The
-	// others are looked for in the table, a part in each page; see Page.
+	// others, and all with After, are looked for in the table, a part in each page; see Page.
 	Phases []Phase
 
 	Caller   *Caller // see Admin.CallerOf
@@ -117,7 +117,7 @@ func (f *Filter) resolve() (filter keystore.Filter, open bool, err error) {
 		}
 		filter.Phases |= bit
 	}
-	return filter, filter.Phases&^(keystore.PhaseRunning|keystore.PhaseInterrupted) == 0, nil
+	return filter, f.After == ID{} && filter.Phases&^(keystore.PhaseRunning|keystore.PhaseInterrupted) == 0, nil
 }
 
 func bitOf(phase Phase) keystore.Phase {

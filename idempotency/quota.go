@@ -60,11 +60,12 @@ type quotas struct {
 // usage is what a caller has taken in this process since it was last added, and what it may
 // take until then.
 type usage struct {
-	mu          sync.Mutex
-	keys, bytes int64 // not yet added
+	mu                  sync.Mutex
+	keys, bytes         int64 // not yet added
+	sentKeys, sentBytes int64 // being added: the sums that are known may lack them
 
-	left      int64     // keys until they must be added
-	leftBytes int64     // bytes until they must be added
+	most      int64     // keys, being added or not yet, until they must be added
+	mostBytes int64     // likewise bytes
 	until     time.Time // when they must be added anyway
 
 	over   time.Time // until then the caller is refused without asking the store
@@ -99,8 +100,7 @@ func (u *usage) take() (taken, over bool, other, self *counting) {
 	switch {
 	case now.Before(u.over):
 		return false, true, nil, nil
-	case u.left > 0 && u.bytes < u.leftBytes && now.Before(u.until):
-		u.left--
+	case u.keys+u.sentKeys < u.most && u.bytes+u.sentBytes < u.mostBytes && now.Before(u.until):
 		u.keys++
 		return true, false, nil, nil
 	case u.counting != nil && now.Sub(u.counting.since) < countWait:
@@ -126,7 +126,16 @@ func (u *usage) flush() (keys, bytes int64) {
 		keys, bytes = u.keys, u.bytes
 	}
 	u.keys, u.bytes = 0, 0
-	return keys + 1, bytes
+	keys++
+	u.sentKeys, u.sentBytes = u.sentKeys+keys, u.sentBytes+bytes
+	return keys, bytes
+}
+
+// answered ends what flush began.
+func (u *usage) answered(keys, bytes int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.sentKeys, u.sentBytes = u.sentKeys-keys, u.sentBytes-bytes
 }
 
 // added takes what a count has found: sum includes what flush returned. It reports whether the
@@ -143,12 +152,12 @@ func (u *usage) added(self *counting, q *Quota, sum Usage) bool {
 	if over {
 		u.over = u.until
 	}
-	u.left, u.leftBytes = 1<<40, 1<<62
+	u.most, u.mostBytes = 1<<40, 1<<62
 	if q.Keys > 0 {
-		u.left = max(int64(q.Keys)-sum.Keys, 0) / 4
+		u.most = max(int64(q.Keys)-sum.Keys, 0) / 4
 	}
 	if q.Bytes > 0 {
-		u.leftBytes = max(q.Bytes-sum.Bytes, 0) / 4
+		u.mostBytes = max(q.Bytes-sum.Bytes, 0) / 4
 	}
 	return !over
 }
@@ -194,6 +203,7 @@ func (in *intent) countUsage(ctx context.Context, u *usage, self *counting) (dec
 	}
 	sum, err := store.AddUsage(ctx, in.claim.Caller, in.cfg.Keys.Quota.Window, keys, bytes)
 	in.telemetry.latency(ctx, "usage", began, err)
+	u.answered(keys, bytes)
 	if err != nil {
 		u.add(keys-1, bytes) // counted twice, if the store has counted them
 		return decisionStoreFailed, Record{}, err

@@ -225,15 +225,16 @@ func (r *recorder) result() *response {
 		r.writeHeader(http.StatusOK)
 	}
 	res := &response{Status: r.status, body: r.body, overflow: r.overflow != nil || r.failed != nil}
-	announced, hops := listed(r.sent, "Trailer"), listed(r.sent, "Connection")
-	res.Header = r.entries(r.sent, func(name string) bool {
+	sent, now := canonicalHeader(r.sent), canonicalHeader(r.header)
+	announced, hops := listed(sent, "Trailer"), listed(sent, "Connection")
+	res.Header = changes(canonicalHeader(r.outer), sent, func(name string) bool {
 		return !slices.Contains(announced, name) && !slices.Contains(hops, name) && !strings.HasPrefix(name, http.TrailerPrefix)
 	})
-	for _, name := range slices.Sorted(maps.Keys(r.header)) {
+	for _, name := range slices.Sorted(maps.Keys(now)) {
 		if short, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			res.Trailer = append(res.Trailer, headerEntry{Name: textproto.CanonicalMIMEHeaderKey(short), Values: bytesOf(r.header[name])})
+			res.Trailer = append(res.Trailer, headerEntry{Name: textproto.CanonicalMIMEHeaderKey(short), Values: bytesOf(now[name])})
 		} else if slices.Contains(announced, name) {
-			res.Trailer = append(res.Trailer, headerEntry{Name: name, Values: bytesOf(r.header[name])})
+			res.Trailer = append(res.Trailer, headerEntry{Name: name, Values: bytesOf(now[name])})
 		}
 	}
 	return res
@@ -250,18 +251,29 @@ func listed(h http.Header, header string) []string {
 	return names
 }
 
-// entries returns the handler's changes to the headers that it found.
-func (r *recorder) entries(now http.Header, keep func(name string) bool) []headerEntry {
+// canonicalHeader returns a copy of h with canonical names. A handler may write others into
+// the map, such as "set-cookie", and rules for what is stored must find them.
+func canonicalHeader(h http.Header) http.Header {
+	canonical := make(http.Header, len(h))
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		as := textproto.CanonicalMIMEHeaderKey(name)
+		canonical[as] = append(canonical[as], h[name]...)
+	}
+	return canonical
+}
+
+// changes returns a handler's changes to the headers that it found.
+func changes(outer, now http.Header, keep func(name string) bool) []headerEntry {
 	names := map[string]bool{}
 	for name := range now {
 		names[name] = true
 	}
-	for name := range r.outer {
+	for name := range outer {
 		names[name] = true
 	}
 	var entries []headerEntry
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		before, after := r.outer[name], now[name]
+		before, after := outer[name], now[name]
 		if slices.Equal(before, after) || slices.Contains(perAnswer, name) || !keep(name) {
 			continue
 		}

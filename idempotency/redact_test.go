@@ -145,3 +145,35 @@ func TestResponses_StoresNothingUnredacted(t *testing.T) {
 		}
 	})
 }
+
+// Rules for headers find names that are not in canonical form.
+func TestResponses_FindsHeadersInAnyCase(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(*idempotency.ResponseConfig){
+		"drop": func(c *idempotency.ResponseConfig) { c.DropHeaders = []string{"X-Token"} },
+		"keep": func(c *idempotency.ResponseConfig) { c.KeepHeaders = []string{"Location", "Set-Cookie"} },
+		"redact": func(c *idempotency.ResponseConfig) {
+			c.Redact = func(_ *http.Request, a *idempotency.Answer) error {
+				a.Header.Del("X-Token")
+				return nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { set(&c.Responses) })
+			handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for name, value := range map[string]string{"set-cookie": "session=hunter2", "x-token": "hunter2", "location": "/orders/7"} {
+					w.Header()[name] = []string{value}
+				}
+				w.WriteHeader(http.StatusCreated)
+			}))
+			if w := do(t, handler, post("/", "x")); len(w.Header()) != 3 {
+				t.Errorf("the first client: %v", w.Header())
+			}
+			if h := do(t, handler, post("/", "x")).Header(); h.Get("Location") != "/orders/7" || len(h) != 2 {
+				t.Errorf("a retry: %v", h)
+			}
+		})
+	}
+}

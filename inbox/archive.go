@@ -50,6 +50,7 @@ func archiveBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.St
 		return removal{}, err
 	}
 	var failed error
+	removed.found = int64(len(old))
 	if len(old) > 0 {
 		failed = archive(ctx, old)
 	}

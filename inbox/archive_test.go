@@ -110,3 +110,27 @@ func TestInbox_AnArchiveThatFailsForAHandlerStopsNoOther(t *testing.T) {
 		}
 	})
 }
+
+// An id that somebody has locked keeps no other from being archived and removed.
+func TestInbox_ArchivesIDsBesideOneThatIsLocked(t *testing.T) {
+	t.Parallel()
+	p := testDBs["postgresql"](t)
+	names, exec, ago := purgeable(t, p)
+	exec(`insert into {{inbox}} (consumer, message_id, received_at) select 'stock', 'm' || i, ` + ago("3") + ` + i * interval '1 microsecond' from generate_series(1, 2500) i`)
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	expectNoError(t, err)
+	defer tx.Rollback() //nolint:errcheck // it has written nothing
+	_, err = tx.ExecContext(t.Context(), names.Expand(`select from {{inbox}} where message_id = 'm1' for update`))
+	expectNoError(t, err)
+	kept := map[string]bool{}
+	archive := func(_ context.Context, ids []inbox.ArchivedID) error {
+		for _, id := range ids {
+			kept[id.MessageID] = true
+		}
+		return nil
+	}
+	purged, err := inbox.PurgeAllArchived(t.Context(), p.db, p.cfg, 2*time.Hour, archive)
+	if n := p.count(t, `select count(*) from {{inbox}}`); err != nil || len(purged) != 1 || purged[0].IDs != 2499 || n != 1 || len(kept) != 2500 {
+		t.Errorf("%+v, %d left, %d archived, %v", purged, n, len(kept), err)
+	}
+}

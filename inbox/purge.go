@@ -95,10 +95,15 @@ func (in *Inbox) Purge(ctx context.Context) (more bool, err error) {
 }
 
 // removal is what one batch has removed of a consumer.
-type removal struct{ ids, failures int64 }
+type removal struct {
+	ids, failures int64
+	found         int64 // old ids; others may have locked or removed some
+}
 
 // full reports whether there may be more to remove.
-func (r removal) full() bool { return r.ids == purgeBatch || r.failures >= purgeWorthwhile }
+func (r removal) full() bool {
+	return r.ids > 0 && r.found == purgeBatch || r.failures >= purgeWorthwhile
+}
 
 // removeBatch removes one batch of what a consumer keeps past its retention. archive may be
 // nil.
@@ -108,6 +113,6 @@ func removeBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.Sto
 	}
 	return bounded.Do(ctx, calls, callLimit, func(ctx context.Context) (removal, error) {
 		ids, failures, err := store.Purge(ctx, retention, purgeBatch)
-		return removal{ids, failures}, err
+		return removal{ids: ids, failures: failures, found: ids}, err
 	})
 }

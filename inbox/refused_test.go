@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -85,6 +86,57 @@ func TestRefused_ALetterThatFailsFailsAlone(t *testing.T) {
 				t.Errorf("%s: %v", id, err)
 			}
 		})
+	})
+}
+
+// A write of many fails because of one letter, and is made by halves; then the database goes
+// away. Half of it is written, and stays; the messages of the other half are nacked, and
+// leave a letter each when they come again. The counts agree.
+func TestRefused_HalfOfAWriteStaysThoughTheOtherHalfFails(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		const messages = 300
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.DiscardHandler)
+		})
+		admit := p.failLetters(t, "m150")
+		halves := false
+		p.tap.sent()
+		p.tap.committed = func(err error) error { // the tap is locked
+			if !p.tap.away && slices.Contains(p.tap.statements, "ROLLBACK") {
+				halves, p.tap.away = true, true
+			}
+			return err
+		}
+		var mu sync.Mutex
+		var failed []string
+		refuseMany(t, in, messages, func(id string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = append(failed, id)
+			}
+		})
+		p.tap.committed = nil
+		p.tap.goAway(false)
+		if !halves || !slices.Contains(failed, "m150") || len(failed) == 1 || len(failed) == messages {
+			t.Fatalf("written by halves: %t; failed: %q", halves, failed)
+		}
+		counts := func() [3]int {
+			return [...]int{
+				p.count(t, `select count(*) from {{dead_letters}}`), p.count(t, `select count(distinct message_id) from {{dead_letters}}`),
+				p.count(t, `select coalesce(sum(total), 0) from {{inbox_refused}}`),
+			}
+		}
+		if n := messages - len(failed); counts() != [...]int{n, n, n} {
+			t.Errorf("%d did not fail; letters, messages, refused: %v", n, counts())
+		}
+		admit()
+		for _, id := range failed {
+			expectNoError(t, in.Refuse(t.Context(), message.NewMessage(id, nil), errUndo))
+		}
+		if counts() != [...]int{messages, messages, messages} {
+			t.Errorf("when they had come again: letters, messages, refused: %v", counts())
+		}
 	})
 }
 

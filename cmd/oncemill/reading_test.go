@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,6 +51,22 @@ func TestReads_EndAfterTheirTimeout(t *testing.T) {
 		out := run(1, append(strings.Fields(command), "--read-timeout", "500ms")...)
 		if took := time.Since(begin); took > 10*time.Second || !strings.Contains(out, "--read-timeout") {
 			t.Errorf("%s took %v: %s", command, took, out)
+		}
+	}
+}
+
+// So it does where the server is silent from the first.
+func TestReads_EndWhereTheServerIsSilent(t *testing.T) {
+	t.Parallel()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close() //nolint:errcheck // nothing was sent
+	run := runner(t, []string{"ONCEMILL_DATABASE=postgres://a:b@" + server.Addr().String() + "/x?sslmode=disable"})
+	for _, command := range []string{"history list", "history resend --from 1h --dry-run", "dlq replay --all --dry-run", "keys", "workers"} {
+		if out := run(1, append(strings.Fields(command), "--read-timeout", "500ms")...); !strings.Contains(out, "--read-timeout") {
+			t.Errorf("%s: %s", command, out)
 		}
 	}
 }

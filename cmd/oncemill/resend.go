@@ -45,13 +45,14 @@ are those of the database's clock.`,
 			if _, _, err := window(from, to, time.Now()); err != nil {
 				return err
 			}
-			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
+			r := resend{progress: cmd.ErrOrStderr(), limit: opts.readTimeout}
+			run := func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
 				box, err := outbox.New(db, outbox.Config{Database: cfg})
 				if err != nil {
 					return err
 				}
-				r := resend{history: box.History(), progress: cmd.ErrOrStderr(), limit: opts.readTimeout}
-				now, err := within(cmd.Context(), r.limit, func(ctx context.Context) (time.Time, error) {
+				r.history = box.History()
+				now, err := within(ctx, r.limit, func(ctx context.Context) (time.Time, error) {
 					if err := oncemill.CheckMigrated(ctx, db, cfg, outbox.Migrations); err != nil {
 						return time.Time{}, err
 					}
@@ -66,8 +67,12 @@ are those of the database's clock.`,
 				if filter.To.After(now) {
 					return &usageError{fmt.Errorf("--to %s is in the future, by the database's clock (%s): what is sent again would be sent once more", to, now.UTC().Format(time.RFC3339))}
 				}
-				return r.run(cmd.Context(), cmd.OutOrStdout(), filter, dryRun)
-			})
+				return r.run(ctx, cmd.OutOrStdout(), filter, dryRun)
+			}
+			if dryRun {
+				return opts.reading(cmd, run)
+			}
+			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error { return run(cmd.Context(), db, cfg) })
 		},
 	}
 	flags := cmd.Flags()
