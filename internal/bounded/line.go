@@ -36,11 +36,10 @@ type Line struct {
 // moment it has a connection. late must end BeginTx's context.
 func (l *Line) Limit(limit time.Duration, late func()) { l.limit, l.late = limit, late }
 
-// patience is how long BEGIN may have no answer before another connection is tried, for the
-// first and the second connection. A pool's idle connections may lead to a server that is
-// frozen, while new ones reach the one that has replaced it. The third connection has all the
-// time that is left: a server may be slow.
-var patience = [...]time.Duration{time.Second, 2 * time.Second}
+// patience is how long BEGIN may have no answer before another connection is tried. A pool's idle
+// connections may lead to a server that is frozen, while new ones reach the one that has replaced
+// it. The second connection has all the time that is left: a server may be slow.
+const patience = time.Second
 
 // begin begins a transaction on a connection, which is closed if BEGIN has no answer within
 // wait, unless that is 0. Then silent is true.
@@ -68,32 +67,29 @@ func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions
 }
 
 // BeginTx begins a transaction of db on the line. Like database/sql, it tries other
-// connections if the server had closed the first, and also if the first is silent. Close the
-// line when the transaction has ended, before any other use of db: the pool may have only one
-// connection.
+// connections if the server had closed the first, and also another one if the first is silent.
+// Close the line when the transaction has ended, before any other use of db: the pool may have
+// only one connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
 	if l == nil {
 		return db.BeginTx(ctx, options)
 	}
-	silences := 0
+	wait := patience
 	for bad := db.Stats().Idle; ; bad-- {
 		conn, err := l.take(ctx, db)
 		if err != nil {
 			return nil, err
 		}
-		var wait time.Duration
-		if silences < len(patience) {
-			wait = patience[silences]
-		}
 		tx, silent, err := l.begin(ctx, conn, options, wait)
 		switch {
-		case silent && ctx.Err() == nil:
-			l.discard()
-			silences++
-			continue
 		case silent:
 			l.discard()
-			return nil, ctx.Err()
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			dropIdle(ctx, db)
+			wait = 0
+			continue
 		case err == nil:
 			return tx, nil
 		}
@@ -101,6 +97,20 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 		if !errors.Is(err, driver.ErrBadConn) || bad <= 0 {
 			return nil, err
 		}
+	}
+}
+
+// dropIdle closes the idle connections of a pool, one of which was silent: the others lead to the
+// same server, and each would cost its time.
+func dropIdle(ctx context.Context, db *sql.DB) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for most := db.Stats().Idle; most > 0 && db.Stats().Idle > 0; most-- {
+		conn, err := db.Conn(ctx) // an idle one, unless somebody has just taken the last
+		if err != nil {
+			return
+		}
+		giveUp(conn)
 	}
 }
 

@@ -97,7 +97,7 @@ func TestBegin_AbandonsASilentConnectionOfAFullPool(t *testing.T) {
 	f := newFixture(t)
 	f.db.SetMaxOpenConns(2)
 	held, other := f.begin(t.Context(), t), f.begin(t.Context(), t)
-	f.proxy.Silence(statement("begin"), 3)
+	f.proxy.Silence(statement("begin"), 2)
 	done := make(chan error, 1)
 	go func() {
 		tx, err := boundtx.Begin(t.Context(), f.db, oncemill.PostgreSQL, f.calls, nil)
