@@ -4,6 +4,7 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,9 +48,9 @@ func TestSteer_RetryNowUsesUpOneAttempt(t *testing.T) {
 		}), outbox.NoHistory)
 		sink.refuse.Store(true)
 		cfg := p.unhurried()
-		cfg.Retry = relay.Retry{Initial: time.Hour, Max: time.Hour}
+		cfg.Retry = relay.Retry{Initial: 24 * time.Hour, Max: 24 * time.Hour}
 		start(t, box, sink, cfg)
-		const messages = 400
+		const messages = 40
 		msgs := make([]*message.Message, messages)
 		for i, n := 0, 0; i < messages; n++ { // of one lane
 			if key := fmt.Sprint("k", n); outbox.Lane(key, "") == 3 {
@@ -70,4 +71,33 @@ func TestSteer_RetryNowUsesUpOneAttempt(t *testing.T) {
 			t.Errorf("one has used up %d attempts", n)
 		}
 	})
+}
+
+// Commands that wait for what somebody has locked keep no worker from learning of pauses.
+func TestSteer_PausesAreReadWhileCommandsWait(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	control := p.control(t)
+	var waited, reads atomic.Int64
+	box := p.boxOn(t, p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
+		switch {
+		case strings.Contains(text, "hastened"):
+			waited.Add(1)
+		case strings.Contains(text, "pauses") && strings.Contains(text, "order by kind, name"):
+			reads.Add(1)
+		}
+		return nil
+	}), outbox.NoHistory)
+	cfg := p.unhurried()
+	cfg.Name = "one"
+	start(t, box, newCounting(), cfg)
+	eventually(t, "it has all lanes", func() bool { return p.leasesOf(t, "one") == outbox.Lanes+1 })
+	p.lock(t, `lock table {{parked}} in share mode`)
+	do(t, control.Retry(t.Context(), steer.Selection{All: true}, ada))
+	eventually(t, "a command waits", func() bool { return waited.Load() > 0 })
+	before := reads.Load()
+	until(t, "commands wait", func() bool { return waited.Load() > 16 }, waited.Load)
+	if n := reads.Load() - before; n < 4 {
+		t.Errorf("the pauses were read %d times while %d commands waited", n, waited.Load())
+	}
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/oncemill/oncemill/internal/steerstore"
 )
 
-// steeringEvery is how often a worker reads what operators want. Each of its steps is one
-// statement, or two, of few rows.
+// steeringEvery is how often a worker reads what operators want: the pauses, and commands.
 const steeringEvery = time.Second
 
 // sinkOf returns the function that names the sink of a topic, nil if there is one sink.
@@ -22,10 +21,10 @@ func sinkOf(sink Sink) func(topic string) string {
 	return nil
 }
 
-// steering tells the loop what operators have paused, and carries out their commands. If a
-// read fails, what was read last applies; before the first one nothing is published.
+// steering tells the loop what operators have paused. If a read fails, what was read last
+// applies; before the first one nothing is published.
 func (w *worker) steering(ctx context.Context) error {
-	s := &steering{worker: w, released: map[int64]int64{}}
+	s := &steering{worker: w}
 	for {
 		s.step(ctx)
 		if !sleep.For(ctx, steeringEvery) {
@@ -34,13 +33,11 @@ func (w *worker) steering(ctx context.Context) error {
 	}
 }
 
-// steering is what a worker knows of the operators' wishes.
+// steering is what a worker knows of the pauses.
 type steering struct {
 	*worker
 	known bool
 	last  pauses
-
-	released map[int64]int64 // releases that this worker has begun, with the epoch of the lane
 }
 
 func (s *steering) step(ctx context.Context) {
@@ -57,17 +54,6 @@ func (s *steering) step(ctx context.Context) {
 		}
 		s.tell(ctx, found)
 	}
-	err = s.carryOut(ctx)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil:
-		level, attrs := s.failed(&s.failing.commands, slog.LevelWarn, err)
-		s.log.Log(ctx, level, "commands of operators could not be carried out; trying again", append(attrs, "error", err)...)
-	default:
-		if attrs, report := s.failing.commands.Over(); report {
-			s.log.InfoContext(ctx, "commands of operators are carried out again", attrs...)
-		}
-	}
 }
 
 // tell tells the loop what is paused, if that has changed.
@@ -76,7 +62,7 @@ func (s *steering) tell(ctx context.Context, found []steerstore.Target) {
 	if s.known && to.equal(&s.last) {
 		return
 	}
-	if !s.inLoop(ctx, func(e *engine, now time.Time) { e.pause(to, now) }) {
+	if !s.call(ctx, func(e *engine, now time.Time) { e.pause(to, now) }) {
 		return
 	}
 	if len(found) > 0 || s.known {
@@ -87,18 +73,6 @@ func (s *steering) tell(ctx context.Context, found []steerstore.Target) {
 	}
 	s.known, s.last = true, to
 	s.pausesKnown.Store(true)
-}
-
-// inLoop runs fn in the loop, and reports whether it ran.
-func (s *steering) inLoop(ctx context.Context, fn func(*engine, time.Time)) bool {
-	done := make(chan struct{})
-	select {
-	case s.calls <- func(e *engine, now time.Time) { defer close(done); fn(e, now) }:
-		<-done
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // pausesOf returns what concerns relays.

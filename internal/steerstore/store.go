@@ -161,9 +161,7 @@ func (s *store) Give(ctx context.Context, action string, lanes []int, topic, key
 func (s *store) Commands(ctx context.Context) (commands []Command, err error) {
 	err = s.read(ctx, func(rows *sql.Rows) error {
 		var c Command
-		var age int64
-		err := rows.Scan(&c.ID, &c.Action, &c.Lane, &c.Topic, &c.Key, &c.Worker, &age)
-		c.Age = time.Duration(age) * time.Microsecond
+		err := rows.Scan(&c.ID, &c.Action, &c.Lane, &c.Topic, &c.Key, &c.Worker)
 		commands = append(commands, c)
 		return err
 	}, s.text.Commands, MostCommands)
