@@ -42,6 +42,16 @@ func (h *handovers) set(by map[int]string) {
 	h.by = by
 }
 
+// gives records that a worker gives a lane back, before anybody can read that.
+func (h *handovers) gives(lane int, worker string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.by == nil {
+		h.by = map[int]string{}
+	}
+	h.by[lane] = worker
+}
+
 func (h *handovers) took(lane int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,6 +185,7 @@ func (s *operators) release(ctx context.Context, c steerstore.Command, epoch int
 			return err
 		}
 		s.released[c.ID] = epoch
+		s.handovers.gives(c.Lane, s.owner)
 		s.call(ctx, func(e *engine, _ time.Time) {
 			if l := e.lanes[c.Lane]; l != nil && l.epoch == epoch {
 				e.drain(c.Lane)

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -100,4 +101,47 @@ func TestSteer_PausesAreReadWhileCommandsWait(t *testing.T) {
 	if n := reads.Load() - before; n < 4 {
 		t.Errorf("the pauses were read %d times while %d commands waited", n, waited.Load())
 	}
+}
+
+// The former owner leaves a lane to the others, even if they learn of its release later.
+func TestSteer_AReleasedLaneWaitsForWorkersThatLearnOfItLater(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		control := p.control(t)
+		var looks atomic.Int64
+		one := p.boxOn(t, p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
+			if strings.Contains(text, "select -2, owner") {
+				looks.Add(1) // at all leases, before it takes any
+			}
+			return nil
+		}), outbox.NoHistory)
+		var unaware atomic.Bool
+		two := p.boxOn(t, p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
+			if unaware.Load() && strings.Contains(text, "lane_commands") {
+				return func() error { return errors.New("no answer") }
+			}
+			return nil
+		}), outbox.NoHistory)
+		cfg := p.unhurried()
+		cfg.Lease, cfg.Name = 10*time.Second, "one"
+		start(t, one, newCounting(), cfg)
+		eventually(t, "it has all lanes", func() bool { return p.leasesOf(t, "one") == outbox.Lanes+1 })
+		cfg.Name = "two"
+		start(t, two, newCounting(), cfg)
+		eventually(t, "they share", func() bool { return p.leasesOf(t, "two") >= outbox.Lanes/2 })
+		unaware.Store(true)
+		lane := p.count(t, `select min(l.lane) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where w.name = 'one' and l.lane >= 0`)
+		owner := `select count(*) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where l.lane = $1 and w.name = $2`
+		do(t, control.ReleaseLane(t.Context(), lane, ada))
+		eventually(t, "it is given back", func() bool { return p.count(t, owner, lane, "one") == 0 })
+		before := looks.Load()
+		until(t, "the former owner has looked for lanes", func() bool { return looks.Load() > before+2 }, looks.Load)
+		if p.count(t, owner, lane, "one") != 0 {
+			t.Error("the former owner took the lane again")
+		}
+		unaware.Store(false)
+		eventually(t, "the other one takes it", func() bool {
+			return p.count(t, owner, lane, "two") == 1 && p.count(t, `select count(*) from {{lane_commands}}`) == 0
+		})
+	})
 }
