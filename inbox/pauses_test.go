@@ -194,3 +194,27 @@ func (p *publishedTopics) Publish(topic string, _ ...*message.Message) error {
 }
 
 func (p *publishedTopics) Close() error { return nil }
+
+// A process starts while the pauses cannot be read.
+func TestInbox_HandlesNothingBeforeItKnowsThePauses(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		control := p.control(t)
+		expectNoError(t, control.Pause(t.Context(), stock, byGrace))
+		p.exec(t, `alter table {{pauses}} rename column kind to no_kind`)
+		in := p.inbox(t, nil)
+		ended := make(chan error, 3)
+		for i := range cap(ended) {
+			go func() { ended <- deliver(t, in, fmt.Sprint("m", i), effect) }()
+		}
+		time.Sleep(shortly)
+		p.exec(t, `alter table {{pauses}} rename column no_kind to kind`)
+		time.Sleep(longer)
+		if n := p.count(t, `select count(*) from effects`); n != 0 {
+			t.Errorf("%d effects while paused", n)
+		}
+		expectNoError(t, control.Resume(t.Context(), stock, byGrace))
+		for range cap(ended) {
+			expectNoError(t, <-ended)
+		}
+	})
+}
