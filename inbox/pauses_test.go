@@ -183,6 +183,15 @@ func TestInbox_ReplaysOfAPausedConsumerWait(t *testing.T) {
 		if n, err := in.Replay(t.Context()); n != 1 || err != nil || !slices.Equal(published.topics, []string{"again"}) {
 			t.Errorf("%d replayed to %s, %v", n, strings.Join(published.topics, " "), err)
 		}
+		expectNoError(t, control.Pause(t.Context(), stock, byGrace))
+		time.Sleep(longer)
+		_, err = in.Replay(t.Context())
+		expectNoError(t, err)
+		expectNoError(t, control.Resume(t.Context(), stock, byGrace))
+		time.Sleep(longer)
+		if n, err := in.Replay(t.Context()); n != 0 || err != nil {
+			t.Errorf("%d published again after a pause, %v", n, err)
+		}
 	})
 }
 

@@ -176,9 +176,9 @@ func TestStore_NothingIsPausedWithoutTheTableAndItIsFoundLater(t *testing.T) {
 
 func TestStore_ACommandIsGivenOnceUntilItIsCarriedOut(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
-		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", ada))
-		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", bob))
-		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{0, 1, 31}, "orders", "", "topic orders", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", "", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", "", bob))
+		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{0, 1, 31}, "orders", "", "topic orders", "", ada))
 		got, err := f.Commands(t.Context())
 		slices.SortFunc(got, func(a, b steerstore.Command) int { return cmp.Compare(a.ID, b.ID) })
 		if err != nil || len(got) != 4 || got[0].Action != "release" || got[0].Lane != 3 || got[1].Topic != "orders" || got[3].Lane != 31 {
@@ -206,8 +206,8 @@ func TestStore_ACommandIsGivenOnceUntilItIsCarriedOut(t *testing.T) {
 func TestStore_CommandsOfALaneHideNoOthers(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		f.exec(t, `insert into {{lane_commands}} (action, lane, key) with recursive n (i) as (select 1 union all select i + 1 from n where i < 5000) select 'retry', 3, 'k' || i from n`)
-		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{4}, "", "late", "key late", ada))
-		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{4}, "", "late", "key late", "", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", "", ada))
 		got, err := f.Commands(t.Context())
 		must(t, err)
 		lanes, releases := map[int]int{}, 0
@@ -229,7 +229,7 @@ func TestStore_AnActWithoutAnAuditDoesNothing(t *testing.T) {
 		f.exec(t, `drop table {{audit}}`)
 		_, err1 := f.Pause(t.Context(), "topic", "other", ada)
 		_, err2 := f.Resume(t.Context(), "topic", "orders", ada)
-		err3 := f.Give(t.Context(), steerstore.ActionRetry, []int{1}, "", "", "all", ada)
+		err3 := f.Give(t.Context(), steerstore.ActionRetry, []int{1}, "", "", "all", "", ada)
 		for _, err := range []error{err1, err2, err3} {
 			if !errors.Is(err, auditstore.ErrNotMigrated) {
 				t.Error(err)
