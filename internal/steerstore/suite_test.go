@@ -222,6 +222,7 @@ func TestStore_CommandsOfALaneHideNoOthers(t *testing.T) {
 		}
 	})
 }
+
 func TestStore_AnActWithoutAnAuditDoesNothing(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		_, err := f.Pause(t.Context(), "topic", "orders", ada)
