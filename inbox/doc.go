@@ -71,8 +71,8 @@
 // deliveries are held unanswered for up to 20 minutes, or until their context ends or their
 // subscriber stops (if it says so, see [Delivery]); then they fail with [ErrPaused], which is no failure of the message. Replays wait. A message that is being
 // handled is finished. The name of an inbox pauses the handlers of [Inbox.PerHandler], too. What is
-// paused is read at most once a second, by deliveries. If that fails, what was read last applies.
-// Without the tables of package steer nothing is paused.
+// paused is read at most once a second, by deliveries. If that fails, what was read last applies;
+// before the first read, nothing is handled. Without the tables of package steer nothing is paused.
 //
 // # Throughput
 //

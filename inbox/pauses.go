@@ -47,9 +47,8 @@ type pauses struct {
 // isPaused reports whether an operator has paused a consumer, as this inbox knows it. A handler
 // of [Inbox.PerHandler] is paused with its inbox, too.
 //
-// If a read fails, what was read last applies. Before the first read nothing is paused: where
-// that fails because the database does not answer, no message is handled either, and the next
-// attempt reads again.
+// If a read fails, what was read last applies. Before the first read everything is paused, unless
+// the role may not read the pauses.
 func (in *Inbox) isPaused(ctx context.Context, consumer string) bool {
 	p := in.pauses
 	if p == nil {
@@ -67,8 +66,8 @@ func (in *Inbox) isPaused(ctx context.Context, consumer string) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.reading && !p.known {
-		return true // another delivery is about to know
+	if !p.known && !p.forbidden {
+		return true
 	}
 	if p.paused[consumer] {
 		return true
@@ -103,7 +102,7 @@ func (in *Inbox) readPauses(ctx context.Context, known bool) {
 		return
 	case err != nil:
 		level, attrs := p.failing.Failed(slog.LevelWarn, err.Error())
-		log.Log(ctx, level, "pauses could not be read; those read last apply", append(attrs, "error", err)...)
+		log.Log(ctx, level, "pauses could not be read; those read last apply, and a consumer that has read none handles nothing", append(attrs, "error", err)...)
 		if p.known {
 			p.readAt = time.Now()
 		}

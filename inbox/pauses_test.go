@@ -183,6 +183,15 @@ func TestInbox_ReplaysOfAPausedConsumerWait(t *testing.T) {
 		if n, err := in.Replay(t.Context()); n != 1 || err != nil || !slices.Equal(published.topics, []string{"again"}) {
 			t.Errorf("%d replayed to %s, %v", n, strings.Join(published.topics, " "), err)
 		}
+		expectNoError(t, control.Pause(t.Context(), stock, byGrace))
+		time.Sleep(longer)
+		_, err = in.Replay(t.Context())
+		expectNoError(t, err)
+		expectNoError(t, control.Resume(t.Context(), stock, byGrace))
+		time.Sleep(longer)
+		if n, err := in.Replay(t.Context()); n != 0 || err != nil {
+			t.Errorf("%d published again after a pause, %v", n, err)
+		}
 	})
 }
 
@@ -194,3 +203,27 @@ func (p *publishedTopics) Publish(topic string, _ ...*message.Message) error {
 }
 
 func (p *publishedTopics) Close() error { return nil }
+
+// A process starts while the pauses cannot be read.
+func TestInbox_HandlesNothingBeforeItKnowsThePauses(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		control := p.control(t)
+		expectNoError(t, control.Pause(t.Context(), stock, byGrace))
+		p.exec(t, `alter table {{pauses}} rename column kind to no_kind`)
+		in := p.inbox(t, nil)
+		ended := make(chan error, 3)
+		for i := range cap(ended) {
+			go func() { ended <- deliver(t, in, fmt.Sprint("m", i), effect) }()
+		}
+		time.Sleep(shortly)
+		p.exec(t, `alter table {{pauses}} rename column no_kind to kind`)
+		time.Sleep(longer)
+		if n := p.count(t, `select count(*) from effects`); n != 0 {
+			t.Errorf("%d effects while paused", n)
+		}
+		expectNoError(t, control.Resume(t.Context(), stock, byGrace))
+		for range cap(ended) {
+			expectNoError(t, <-ended)
+		}
+	})
+}

@@ -136,7 +136,7 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 			return replayed, errors.Join(append(errs, err)...)
 		}
 		for _, l := range page {
-			if !r.in.caresFor(l.Consumer) || r.in.isPaused(ctx, l.Consumer) {
+			if !r.in.caresFor(l.Consumer) {
 				continue
 			}
 			last, before := r.published[l.ID]
@@ -145,6 +145,9 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 			}
 			if before && time.Since(last.at) < last.wait {
 				published[l.ID] = last
+				continue
+			}
+			if r.in.isPaused(ctx, l.Consumer) {
 				continue
 			}
 			did, err := r.publish(ctx, l.ID)

@@ -122,7 +122,11 @@ func (p *testDB) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 
 func (p *testDB) exec(t *testing.T, query string, args ...any) {
 	t.Helper()
-	if _, err := p.db.ExecContext(t.Context(), query, args...); err != nil {
+	resolved, err := database.Resolve(p.db, p.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.db.ExecContext(t.Context(), resolved.Expand(query), args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
 }

@@ -31,6 +31,7 @@ const (
 	opArchive
 	opCheck
 	opSteer
+	opCommand
 	operations // how many there are
 )
 
@@ -38,7 +39,7 @@ func (o operation) String() string {
 	return [...]string{
 		"reading the outbox", "deleting confirmed messages", "moving messages that failed", "renewing leases",
 		"taking leases", "moving scheduled messages", "upkeep of the tables", "archiving the history", "checking the tables",
-		"reading pauses and commands",
+		"reading pauses", "carrying out commands of operators",
 	}[o]
 }
 
@@ -57,7 +58,8 @@ const maxAbandoned = 16
 // a while.
 //
 // Calls of the upkeep do not count, see upkeepLease. Nor do heartbeats: without them the
-// leases end by themselves. Nor do reads of pauses: those read last apply.
+// leases end by themselves. Nor do reads of pauses: those read last apply. Nor do
+// commands of operators.
 type health struct {
 	full       time.Duration // that a call may take
 	maxSilence time.Duration // without an answer, until the worker is unfit
@@ -201,7 +203,7 @@ func (h *health) recover(now time.Time) bool {
 
 // apart reports whether a kind of operation does not count for a worker's fitness.
 func apart(o operation) bool {
-	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive || o == opSteer
+	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive || o == opSteer || o == opCommand
 }
 
 // ask makes a database call that ends in time, whether it returns or not; see

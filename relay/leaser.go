@@ -161,20 +161,6 @@ func (s *leaser) leave(ctx context.Context) {
 	}
 }
 
-// call runs fn in the worker's loop, waits for it, and reports whether fn ran. If the
-// loop hangs, for example in a sink that blocks, the caller's step fails, and with it
-// the renewal. A loop that has taken fn runs it.
-func (s *leaser) call(ctx context.Context, fn func(*engine, time.Time)) bool {
-	done := make(chan struct{})
-	select {
-	case s.calls <- func(e *engine, now time.Time) { defer close(done); fn(e, now) }:
-		<-done
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // errHung fails the heartbeat of a worker whose loop does not respond.
 var errHung = errors.New("the worker's loop does not answer; does its sink's Publish block?")
 

@@ -85,6 +85,20 @@ func (w *worker) loop(ctx context.Context) error {
 	}
 }
 
+// call runs fn in the loop, waits for it, and reports whether it ran. If the loop hangs, for
+// example in a sink that blocks, the caller's step fails, and with it the renewal of the
+// leases. A loop that has taken fn runs it.
+func (w *worker) call(ctx context.Context, fn func(*engine, time.Time)) bool {
+	done := make(chan struct{})
+	select {
+	case w.calls <- func(e *engine, now time.Time) { defer close(done); fn(e, now) }:
+		<-done
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 const (
 	laneBytes  = 1 << 20
 	removeRows = 4000

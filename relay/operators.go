@@ -3,12 +3,14 @@ package relay
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/steerstore"
 )
 
@@ -21,7 +23,7 @@ const (
 )
 
 // handovers are the lanes that operators have had workers give back, until another worker has
-// taken them. The steering writes them, the leaser reads them.
+// taken them. operators.carryOut writes them, the leaser reads them.
 type handovers struct {
 	mu    sync.Mutex     // guards what follows
 	by    map[int]string // lanes, and who gave them back
@@ -38,6 +40,16 @@ func (h *handovers) set(by map[int]string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.by = by
+}
+
+// gives records that a worker gives a lane back, before anybody can read that.
+func (h *handovers) gives(lane int, worker string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.by == nil {
+		h.by = map[int]string{}
+	}
+	h.by[lane] = worker
 }
 
 func (h *handovers) took(lane int) {
@@ -68,9 +80,37 @@ func (h *handovers) keepFirst(lanes []int) []int {
 	return sorted
 }
 
-// carryOut carries out the commands on lanes of this worker.
-func (s *steering) carryOut(ctx context.Context) error {
-	commands, err := ask(ctx, s.worker, opSteer, s.steers.Commands)
+// operators carries out commands of operators. Pauses do not wait for it; see steering.
+func (w *worker) operators(ctx context.Context) error {
+	s := &operators{worker: w, released: map[int64]int64{}}
+	for {
+		err := s.carryOut(ctx)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			level, attrs := s.failed(&s.failing.commands, slog.LevelWarn, err)
+			s.log.Log(ctx, level, "commands of operators could not be carried out; trying again", append(attrs, "error", err)...)
+		default:
+			if attrs, report := s.failing.commands.Over(); report {
+				s.log.InfoContext(ctx, "commands of operators are carried out again", attrs...)
+			}
+		}
+		if !sleep.For(ctx, steeringEvery) {
+			return nil
+		}
+	}
+}
+
+// operators is what a worker remembers of the commands.
+type operators struct {
+	*worker
+	released map[int64]int64 // releases that this worker has begun, with the epoch of the lane
+}
+
+// carryOut carries out the commands on lanes of this worker. After a failure the other commands
+// of the lane wait, so that they do not keep those of other lanes.
+func (s *operators) carryOut(ctx context.Context) error {
+	commands, err := ask(ctx, s.worker, opCommand, s.steers.Commands)
 	if err != nil {
 		return err
 	}
@@ -85,7 +125,7 @@ func (s *steering) carryOut(ctx context.Context) error {
 		return nil
 	}
 	epochs := map[int]int64{}
-	s.inLoop(ctx, func(e *engine, _ time.Time) {
+	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, l := range e.lanes {
 			if l != nil && l.loaded && !l.draining {
 				epochs[number] = l.epoch
@@ -98,21 +138,25 @@ func (s *steering) carryOut(ctx context.Context) error {
 		if !mine {
 			continue
 		}
+		var err error
 		switch c.Action {
 		case steerstore.ActionRetry:
 			err = s.retryNow(ctx, c, relaystore.Fence{Lane: c.Lane, Owner: s.owner, Epoch: epoch})
 		case steerstore.ActionRelease:
 			err = s.release(ctx, c, epoch)
 		}
-		errs = append(errs, err)
+		if err != nil {
+			delete(epochs, c.Lane)
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // retryNow makes retrying messages due, and has circuits probe.
-func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relaystore.Fence) error {
+func (s *operators) retryNow(ctx context.Context, c steerstore.Command, f relaystore.Fence) error {
 	for made := 0; made < hastenedInStep; {
-		n, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) (int, error) {
+		n, err := ask(ctx, s.worker, opCommand, func(ctx context.Context) (int, error) {
 			return s.hasten.RetryNow(ctx, f, relaystore.Hastening{Topic: c.Topic, Key: c.Key, Asked: c.Asked}, hastenedAtOnce)
 		})
 		if errors.Is(err, relaystore.ErrFenced) {
@@ -121,7 +165,7 @@ func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relayst
 		if err != nil {
 			return err
 		}
-		s.inLoop(ctx, func(e *engine, now time.Time) { e.retryNow(c.Topic, now) })
+		s.call(ctx, func(e *engine, now time.Time) { e.retryNow(c.Topic, now) })
 		if made += n; n < hastenedAtOnce {
 			return s.end(ctx, c)
 		}
@@ -130,18 +174,19 @@ func (s *steering) retryNow(ctx context.Context, c steerstore.Command, f relayst
 }
 
 // release begins to give a lane back, or ends the command once the lane has changed hands.
-func (s *steering) release(ctx context.Context, c steerstore.Command, epoch int64) error {
+func (s *operators) release(ctx context.Context, c steerstore.Command, epoch int64) error {
 	_, began := s.released[c.ID]
 	switch {
 	case c.Worker == "", c.Worker == s.owner && !began: // or the answer was lost
-		begun, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) (bool, error) {
+		begun, err := ask(ctx, s.worker, opCommand, func(ctx context.Context) (bool, error) {
 			return s.steers.BeginRelease(ctx, c.ID, s.owner)
 		})
 		if err != nil || !begun {
 			return err
 		}
 		s.released[c.ID] = epoch
-		s.inLoop(ctx, func(e *engine, _ time.Time) {
+		s.handovers.gives(c.Lane, s.owner)
+		s.call(ctx, func(e *engine, _ time.Time) {
 			if l := e.lanes[c.Lane]; l != nil && l.epoch == epoch {
 				e.drain(c.Lane)
 			}
@@ -160,8 +205,8 @@ func (s *steering) release(ctx context.Context, c steerstore.Command, epoch int6
 	return err
 }
 
-func (s *steering) end(ctx context.Context, c steerstore.Command) error {
-	_, err := ask(ctx, s.worker, opSteer, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.steers.End(ctx, c.ID) })
+func (s *operators) end(ctx context.Context, c steerstore.Command) error {
+	_, err := ask(ctx, s.worker, opCommand, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.steers.End(ctx, c.ID) })
 	return err
 }
 

@@ -258,7 +258,7 @@ func TestSteer_ARefusedMessageIsRetriedNow(t *testing.T) {
 		control, box, sink := p.control(t), p.box(t), newCounting()
 		sink.refuse.Store(true)
 		cfg := p.unhurried()
-		cfg.Retry = relay.Retry{Initial: time.Hour, Max: time.Hour}
+		cfg.Retry = relay.Retry{Initial: 24 * time.Hour, Max: 24 * time.Hour}
 		start(t, box, sink, cfg)
 		put(t, box, "a", "k", "")
 		put(t, box, "b", "", "")

@@ -11,8 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/steerstore"
 )
 
-// steeringEvery is how often a worker reads what operators want. Each of its steps is one
-// statement, or two, of few rows.
+// steeringEvery is how often a worker reads what operators want: the pauses, and commands.
 const steeringEvery = time.Second
 
 // sinkOf returns the function that names the sink of a topic, nil if there is one sink.
@@ -23,11 +22,11 @@ func sinkOf(sink Sink) func(topic string) string {
 	return nil
 }
 
-// steering tells the loop what operators have paused, and carries out their commands. If a
-// read fails, what was read last applies; before the first one nothing is published. Where the
-// role may not read the pauses, nothing is paused, unless a pause is known.
+// steering tells the loop what operators have paused. If a read fails, what was read last
+// applies; before the first one nothing is published. Where the role may not read the pauses,
+// nothing is paused, unless a pause is known.
 func (w *worker) steering(ctx context.Context) error {
-	s := &steering{worker: w, released: map[int64]int64{}}
+	s := &steering{worker: w}
 	for {
 		s.step(ctx)
 		if !sleep.For(ctx, steeringEvery) {
@@ -36,15 +35,13 @@ func (w *worker) steering(ctx context.Context) error {
 	}
 }
 
-// steering is what a worker knows of the operators' wishes.
+// steering is what a worker knows of the pauses.
 type steering struct {
 	*worker
 	known bool // pauses were read, or may not be
 	last  pauses
 
 	forbidden bool // has been logged
-
-	released map[int64]int64 // releases that this worker has begun, with the epoch of the lane
 }
 
 func (s *steering) step(ctx context.Context) {
@@ -69,17 +66,6 @@ func (s *steering) step(ctx context.Context) {
 		s.forbidden = false
 		s.tell(ctx, found)
 	}
-	err = s.carryOut(ctx)
-	switch {
-	case ctx.Err() != nil:
-	case err != nil:
-		level, attrs := s.failed(&s.failing.commands, slog.LevelWarn, err)
-		s.log.Log(ctx, level, "commands of operators could not be carried out; trying again", append(attrs, "error", err)...)
-	default:
-		if attrs, report := s.failing.commands.Over(); report {
-			s.log.InfoContext(ctx, "commands of operators are carried out again", attrs...)
-		}
-	}
 }
 
 // tell tells the loop what is paused, if that has changed.
@@ -88,7 +74,7 @@ func (s *steering) tell(ctx context.Context, found []steerstore.Target) {
 	if s.known && to.equal(&s.last) {
 		return
 	}
-	if !s.inLoop(ctx, func(e *engine, now time.Time) { e.pause(to, now) }) {
+	if !s.call(ctx, func(e *engine, now time.Time) { e.pause(to, now) }) {
 		return
 	}
 	if len(found) > 0 || s.known {
@@ -99,18 +85,6 @@ func (s *steering) tell(ctx context.Context, found []steerstore.Target) {
 	}
 	s.known, s.last = true, to
 	s.pausesKnown.Store(true)
-}
-
-// inLoop runs fn in the loop, and reports whether it ran.
-func (s *steering) inLoop(ctx context.Context, fn func(*engine, time.Time)) bool {
-	done := make(chan struct{})
-	select {
-	case s.calls <- func(e *engine, now time.Time) { defer close(done); fn(e, now) }:
-		<-done
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // pausesOf returns what concerns relays.

@@ -38,7 +38,8 @@ import (
 //	scheduler moves scheduled messages that are due, under the same lease
 //	doctor  makes the worker fit again when the database answers
 //	archiver archives rows past the history's retention, under the same lease
-//	steering reads what operators want once a second, and tells the loop
+//	steering reads what is paused once a second, and tells the loop
+//	operators carries out operators' commands: releases of lanes, retries
 //	jobs     runs replay jobs of dead letters, under the same lease
 //	gauge    reads the backlog for the metrics while they are collected, under the same lease
 //	summarize logs once a minute what has happened
@@ -202,6 +203,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.scheduler(working) })
 	group.Go(func() error { return w.archiver(working) })
 	group.Go(func() error { return w.steering(working) })
+	group.Go(func() error { return w.operators(working) })
 	group.Go(func() error { return w.jobs(working) })
 	group.Go(func() error { return w.gauge(working) })
 	group.Go(func() error { return w.doctor(working) })

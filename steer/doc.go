@@ -11,7 +11,9 @@
 // # What a pause does
 //
 // A pause stays until somebody resumes it, through restarts of every process. Nothing is lost,
-// no attempts are used up, and no message becomes a dead letter because of a pause.
+// no attempts are used up, and relays write no dead letters because of a pause. A message that is
+// older than inbox.Config.Retention when its consumer gets it becomes a dead letter there, as after
+// any delay.
 //
 //   - A topic: no message of it is handed to a sink. Other topics go on. A message whose key
 //     has an earlier message of a paused topic waits behind it. With
@@ -23,8 +25,8 @@
 //   - A consumer: its inbox begins to handle no message; see package inbox.
 //
 // What is in flight or being handled when a worker learns of the pause is finished. If a read
-// fails, a worker keeps to what it read last. A worker that has just started publishes nothing
-// before its first read.
+// fails, a worker keeps to what it read last. A worker or consumer that has just started publishes
+// or handles nothing before its first read.
 //
 // Messages of what is paused stay in the outbox, or, where they would keep others from the
 // memory of their worker, among the retrying messages. If Retry.TimeLimit passes while a retrying

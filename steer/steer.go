@@ -189,7 +189,7 @@ func (c *Control) ReleaseLane(ctx context.Context, lane int, act Act) error {
 	if err := errors.Join(t.check(), act.check(true)); err != nil {
 		return err
 	}
-	if err := c.store.Give(ctx, steerstore.ActionRelease, []int{lane}, "", "", "lane "+t.Name, steerstore.Act(act)); err != nil {
+	if err := c.store.Give(ctx, steerstore.ActionRelease, []int{lane}, "", "", "lane "+t.Name, "", steerstore.Act(act)); err != nil {
 		return fmt.Errorf("steer: release %s: %w", t, err)
 	}
 	return nil
@@ -207,7 +207,7 @@ type Selection struct {
 // everything that is withheld while a topic is unavailable. It uses up an attempt of those that
 // fail again. Messages of what is paused stay where they are.
 func (c *Control) Retry(ctx context.Context, what Selection, act Act) error {
-	subject := "all"
+	subject, details := "all", ""
 	lanes := make([]int, outbox.Lanes)
 	for i := range lanes {
 		lanes[i] = i
@@ -226,12 +226,15 @@ func (c *Control) Retry(ctx context.Context, what Selection, act Act) error {
 		t := Target{Key, what.Key}
 		err = errors.Join(err, t.check())
 		lanes = []int{outbox.Lane(what.Key, "")}
+		if what.Topic != "" {
+			details = subject
+		}
 		subject = "key " + what.Key
 	}
 	if err := errors.Join(err, act.check(false)); err != nil {
 		return err
 	}
-	if err := c.store.Give(ctx, steerstore.ActionRetry, lanes, what.Topic, what.Key, subject, steerstore.Act(act)); err != nil {
+	if err := c.store.Give(ctx, steerstore.ActionRetry, lanes, what.Topic, what.Key, subject, details, steerstore.Act(act)); err != nil {
 		return fmt.Errorf("steer: retry: %w", err)
 	}
 	return nil

@@ -100,6 +100,29 @@ func TestControl_RefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
+// The audit names all that an act selects.
+func TestControl_TheAuditNamesTopicAndKey(t *testing.T) {
+	t.Parallel()
+	db := testserver.SQLite(t)
+	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, audit.Migrations, steer.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	c, err := steer.New(db, steer.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Retry(t.Context(), steer.Selection{Topic: "orders", Key: "k"}, act); err != nil {
+		t.Fatal(err)
+	}
+	var subject, details string
+	if err := db.QueryRowContext(t.Context(), `select subject, details from oncemill_audit`).Scan(&subject, &details); err != nil {
+		t.Fatal(err)
+	}
+	if subject != "key k" || details != "topic orders" {
+		t.Errorf("%q, %q", subject, details)
+	}
+}
+
 // A lane has one name, however its number is written.
 func TestControl_ALaneHasOneName(t *testing.T) {
 	t.Parallel()

@@ -150,6 +150,7 @@ type texts struct {
 	LookForJob, PostponeJob                  string
 	GetJob, ListJobs, SaveJob, AddJobLetters string
 	PendingJobLetters, AskJobLetters         string
+	OpenLetters, ReplaySome                  string
 	EndJobLetters, JobOutcomes               string
 	RelayOutcomes                            string
 	PurgeJobLetters, PurgeJob                string

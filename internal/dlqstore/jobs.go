@@ -224,6 +224,7 @@ func (s *store) changeJob(ctx context.Context, id int64, action, by, reason stri
 		if done = change(job); !done {
 			return nil
 		}
+		job.Waiting = "" // it would hide the note
 		if err := s.saveJob(ctx, tx, job, 0); err != nil {
 			return err
 		}

@@ -95,8 +95,46 @@ func TestJob_OneThatFailsDelaysNoOther(t *testing.T) {
 		if j.Asked != 0 || !strings.HasPrefix(j.Waiting, "its last step failed: ") || !strings.Contains(j.Waiting, "broken") {
 			t.Errorf("%+v", j)
 		}
+		paused, _, err := f.PauseJob(t.Context(), broken, "ada", "broken")
+		must(t, err)
+		if paused.Waiting != "" || paused.Note != "paused by ada: broken" {
+			t.Errorf("%+v", paused)
+		}
+		_, _, err = f.ResumeJob(t.Context(), broken, "ada", "")
+		must(t, err)
 		f.mendWrites(t)
 		if j := f.run(t, broken, asked(1)); j.Waiting != "" {
+			t.Errorf("%+v", j)
+		}
+	})
+}
+
+// Somebody has locked dead letters. A job replays the others, and those once they are free.
+func TestJob_LockedLettersDelayNoOthers(t *testing.T) {
+	once(t, func(t *testing.T, f *fixture) {
+		if f.where.Dialect == oncemill.SQLite {
+			return // it has one writer, and no locks on rows
+		}
+		ids := f.addMany(t, 30)
+		job := f.start(t, fast)
+		tx, err := f.db.BeginTx(t.Context(), nil)
+		must(t, err)
+		defer tx.Rollback() //nolint:errcheck // nothing has changed
+		_, err = tx.ExecContext(t.Context(), f.where.Expand(`select from {{dead_letters}} where id <= $1 for update`), ids[19])
+		must(t, err)
+		if j := f.run(t, job, asked(10)); j.Pending != 20 || j.Waiting != "" {
+			t.Errorf("%+v", j)
+		}
+		if j := f.run(t, job, func(j *dlqstore.Job) bool { return j.Waiting != "" }); !strings.Contains(j.Waiting, "have locked") {
+			t.Errorf("%+v", j)
+		}
+		must(t, tx.Rollback())
+		f.carryOut(t)
+		if j := f.run(t, job, asked(20)); j.Waiting != "" {
+			t.Errorf("%+v", j)
+		}
+		f.carryOut(t)
+		if j := f.run(t, job, inState("finished")); j.Replayed != 30 {
 			t.Errorf("%+v", j)
 		}
 	})

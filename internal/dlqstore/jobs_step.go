@@ -23,6 +23,7 @@ const (
 	jobAsks        = 500
 	jobLooks       = 1000
 	jobMostAsked   = 10_000 // replays that nobody has carried out yet
+	jobPassesOver  = 100    // dead letters that somebody has locked
 
 	// jobStuck is how long a replay takes at most, normally; see dlq.StuckAfter.
 	jobStuck = time.Minute
@@ -31,6 +32,7 @@ const (
 	jobCatchUp = 500 * time.Millisecond
 
 	stepFailed = "its last step failed: " // a prefix of Job.Waiting
+	allLocked  = "transactions of others have locked the next dead letters"
 )
 
 func (s *store) RunJob(ctx context.Context) (worked bool, err error) {
@@ -207,17 +209,27 @@ func (j *Job) budget() int64 {
 	return n
 }
 
-// ask requests at most n replays.
+// ask requests at most n replays. Dead letters that somebody has locked stay pending.
 func (s *store) ask(ctx context.Context, tx *sql.Tx, j *Job, n int64) error {
-	ids, err := s.column(ctx, tx, s.text.PendingJobLetters, j.ID, n)
+	ids, err := s.column(ctx, tx, s.text.PendingJobLetters, j.ID, n+jobPassesOver)
 	if err != nil {
 		return err
 	}
-	did, err := s.column(ctx, tx, s.text.Replay, s.ids(ids), text.Clean(j.By), text.Clean(j.Reason))
+	open, err := s.column(ctx, tx, s.text.OpenLetters, s.ids(ids))
 	if err != nil {
 		return err
 	}
-	if taken := slices.DeleteFunc(ids, func(id int64) bool { return slices.Contains(did, id) }); len(taken) > 0 {
+	did, err := s.column(ctx, tx, s.text.ReplaySome, s.ids(open), text.Clean(j.By), text.Clean(j.Reason), n)
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(did) == 0 && len(open) > 0:
+		j.Waiting = allLocked
+	case j.Waiting == allLocked:
+		j.Waiting = ""
+	}
+	if taken := slices.DeleteFunc(ids, func(id int64) bool { return slices.Contains(open, id) }); len(taken) > 0 {
 		if err := s.endLetters(ctx, tx, j, "taken", taken); err != nil {
 			return err
 		}

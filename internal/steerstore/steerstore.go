@@ -43,8 +43,8 @@ const (
 	// must not keep a worker from those that were not.
 	MostApplied = 10 * MostPauses
 
-	// MostCommands bounds what one read of commands returns.
-	MostCommands = 1000
+	// MostCommands bounds the commands of each lane that one read returns.
+	MostCommands = 32
 )
 
 var (
@@ -96,10 +96,10 @@ type Store interface {
 	Resume(ctx context.Context, kind, name string, act Act) (Pause, error)
 
 	// Give gives a command for lanes. The audit has one entry, about subject.
-	Give(ctx context.Context, action string, lanes []int, topic, key, subject string, act Act) error
+	Give(ctx context.Context, action string, lanes []int, topic, key, subject, details string, act Act) error
 
-	// Commands returns commands, oldest first, at most MostCommands. Without the table
-	// there are none.
+	// Commands returns commands: at most MostCommands of each lane, releases first. Without
+	// the table there are none.
 	Commands(ctx context.Context) ([]Command, error)
 
 	// BeginRelease records that a worker gives the lane of a command back, and reports

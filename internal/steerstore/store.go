@@ -149,12 +149,12 @@ func (s *store) Resume(ctx context.Context, kind, name string, act Act) (ended P
 	return ended, err
 }
 
-func (s *store) Give(ctx context.Context, action string, lanes []int, topic, key, subject string, act Act) error {
+func (s *store) Give(ctx context.Context, action string, lanes []int, topic, key, subject, details string, act Act) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, s.text.Command, action, s.ints(lanes), topic, key); err != nil {
 			return err
 		}
-		return s.audit.Record(ctx, tx, auditstore.Act{Action: "lane." + action, By: act.By, Reason: act.Reason, Subjects: []string{subject}})
+		return s.audit.Record(ctx, tx, auditstore.Act{Action: "lane." + action, By: act.By, Reason: act.Reason, Subjects: []string{subject}, Details: details})
 	})
 }
 

@@ -1,9 +1,11 @@
 package steerstore_test
 
 import (
+	"cmp"
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -174,10 +176,11 @@ func TestStore_NothingIsPausedWithoutTheTableAndItIsFoundLater(t *testing.T) {
 
 func TestStore_ACommandIsGivenOnceUntilItIsCarriedOut(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
-		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", ada))
-		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", bob))
-		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{0, 1, 31}, "orders", "", "topic orders", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", "", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", "", bob))
+		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{0, 1, 31}, "orders", "", "topic orders", "", ada))
 		got, err := f.Commands(t.Context())
+		slices.SortFunc(got, func(a, b steerstore.Command) int { return cmp.Compare(a.ID, b.ID) })
 		if err != nil || len(got) != 4 || got[0].Action != "release" || got[0].Lane != 3 || time.Since(got[0].Asked).Abs() > time.Hour || got[1].Topic != "orders" || got[3].Lane != 31 {
 			t.Fatalf("%+v, %v", got, err)
 		}
@@ -199,6 +202,27 @@ func TestStore_ACommandIsGivenOnceUntilItIsCarriedOut(t *testing.T) {
 	})
 }
 
+// The commands of one lane keep none of another lane away.
+func TestStore_CommandsOfALaneHideNoOthers(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		f.exec(t, `insert into {{lane_commands}} (action, lane, key) with recursive n (i) as (select 1 union all select i + 1 from n where i < 5000) select 'retry', 3, 'k' || i from n`)
+		must(t, f.Give(t.Context(), steerstore.ActionRetry, []int{4}, "", "late", "key late", "", ada))
+		must(t, f.Give(t.Context(), steerstore.ActionRelease, []int{3}, "", "", "lane 3", "", ada))
+		got, err := f.Commands(t.Context())
+		must(t, err)
+		lanes, releases := map[int]int{}, 0
+		for _, c := range got {
+			lanes[c.Lane]++
+			if c.Action == steerstore.ActionRelease {
+				releases++
+			}
+		}
+		if lanes[3] != steerstore.MostCommands || lanes[4] != 1 || releases != 1 {
+			t.Errorf("%d of the first lane, %d of the second, %d releases", lanes[3], lanes[4], releases)
+		}
+	})
+}
+
 func TestStore_AnActWithoutAnAuditDoesNothing(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		_, err := f.Pause(t.Context(), "topic", "orders", ada)
@@ -206,7 +230,7 @@ func TestStore_AnActWithoutAnAuditDoesNothing(t *testing.T) {
 		f.exec(t, `drop table {{audit}}`)
 		_, err1 := f.Pause(t.Context(), "topic", "other", ada)
 		_, err2 := f.Resume(t.Context(), "topic", "orders", ada)
-		err3 := f.Give(t.Context(), steerstore.ActionRetry, []int{1}, "", "", "all", ada)
+		err3 := f.Give(t.Context(), steerstore.ActionRetry, []int{1}, "", "", "all", "", ada)
 		for _, err := range []error{err1, err2, err3} {
 			if !errors.Is(err, auditstore.ErrNotMigrated) {
 				t.Error(err)

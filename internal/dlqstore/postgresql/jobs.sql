@@ -106,6 +106,31 @@ where job = $1
 order by letter
 limit $2
 
+-- name: open_letters
+-- By primary key. Locks nothing.
+select id
+from {{dead_letters}}
+where id = any ($1::bigint[])
+	and state in ('dead', 'held')
+
+-- name: replay_some
+-- By primary key. As replay, but passes over those that somebody has locked.
+update {{dead_letters}}
+set state = 'replaying',
+	acted_at = clock_timestamp(),
+	acted_by = $2,
+	acted_reason = $3
+where id = any (array(
+	select id
+	from {{dead_letters}}
+	where id = any ($1::bigint[])
+		and state in ('dead', 'held')
+	order by id
+	limit $4
+	for update skip locked
+))
+returning id
+
 -- name: ask_job_letters
 -- By primary key. The caller has locked the job and the dead letters.
 update {{dead_letter_job_letters}} j

@@ -104,6 +104,32 @@ where job = $1
 order by letter
 limit $2
 
+-- name: open_letters
+-- By primary key.
+select id
+from {{dead_letters}}
+where id in (select value from json_each($1))
+	and +state in ('dead', 'held')
+
+-- name: replay_some
+-- By primary key. As replay; nobody has locked any.
+update {{dead_letters}}
+set state = 'replaying',
+	edited = 0,
+	version = version + 1,
+	acted_at = cast(unixepoch('subsec') * 1000000 as integer),
+	acted_by = $2,
+	acted_reason = $3
+where id in (
+	select id
+	from {{dead_letters}}
+	where id in (select value from json_each($1))
+		and +state in ('dead', 'held')
+	order by id
+	limit $4
+)
+returning id
+
 -- name: ask_job_letters
 -- By primary key. The caller has locked the job and the dead letters.
 update {{dead_letter_job_letters}} as j

@@ -7,11 +7,16 @@ from unnest($2::smallint[]) as l (lane)
 on conflict do nothing
 
 -- name: commands
--- By the primary key, from its start. Locks nothing.
-select id, action, lane, topic, key, worker, (date_part('epoch', asked_at) * 1000000)::bigint
-from {{lane_commands}}
-order by id
-limit $1
+-- By the unique index, from the start of each lane: releases come first. Locks nothing.
+select c.id, c.action, c.lane, c.topic, c.key, c.worker, (date_part('epoch', c.asked_at) * 1000000)::bigint
+from generate_series(0, 31) as l (lane)
+cross join lateral (
+	select id, action, lane, topic, key, worker, asked_at
+	from {{lane_commands}}
+	where lane = l.lane
+	order by action, topic, key
+	limit $1
+) c
 
 -- name: begin_release
 -- By the primary key. Of two workers, one begins it, and may do so again.

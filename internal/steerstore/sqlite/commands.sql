@@ -8,12 +8,23 @@ where true
 on conflict do nothing
 
 -- name: commands
--- By the primary key, from its start.
--- scans: lane_commands: from its start, as many rows as $1
-select id, action, lane, topic, key, worker, asked_at
-from {{lane_commands}}
-order by id
-limit $1
+-- By the unique index, from the start of each lane: releases come first.
+with recursive lanes (lane) as (
+	select 0
+	union all
+	select lane + 1
+	from lanes
+	where lane < 31
+)
+select c.id, c.action, c.lane, c.topic, c.key, c.worker, c.asked_at
+from lanes l
+join {{lane_commands}} c on c.id in (
+	select id
+	from {{lane_commands}}
+	where lane = l.lane
+	order by action, topic, key
+	limit $1
+)
 
 -- name: begin_release
 -- By the primary key. One writer: of two workers, one begins it, and may do so again.
