@@ -312,9 +312,9 @@ func (r *replicated) turns() []turn {
 	}
 	return []turn{
 		{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
-		{"primary-killed", of(primary, kill, start), 20 * time.Second},
+		{"primary-killed", of(primary, kill, start), 15 * time.Second},
 		{primaryFrozen, of(primary, freeze, thaw), 20 * time.Second},
 		{"standby-killed", of(standby, kill, start), 10 * time.Second},
-		{"etcd-killed", func(ctx context.Context) (heal, error) { return r.etcd.Start, r.etcd.Kill(ctx) }, 15 * time.Second},
+		{"etcd-killed", func(ctx context.Context) (heal, error) { return r.etcd.Start, r.etcd.Kill(ctx) }, 10 * time.Second},
 	}
 }

@@ -158,7 +158,7 @@ func (b *brokers) turns() []turn {
 		return tick(ctx, node)
 	}
 	all := []turn{
-		{"leader-killed", led((*testserver.Instance).Kill, start), 15 * time.Second},
+		{"leader-killed", led((*testserver.Instance).Kill, start), 10 * time.Second},
 		{"leader-frozen", led((*testserver.Instance).Freeze, (*testserver.Instance).Thaw), 20 * time.Second},
 		{"leader-isolated", led(
 			func(n *testserver.Instance, ctx context.Context) error { return b.isolate(ctx, n) },
