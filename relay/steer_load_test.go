@@ -93,8 +93,13 @@ func TestSteer_PausesATopicUnderLoad(t *testing.T) {
 			t.Errorf("%d of the paused topic were sent later than 2 s after", n)
 		}
 		t.Logf("%.0f %% of the others were delivered at once while %d and more waited", 100*free, backlog)
-		if free < 0.9 {
+		if long && free < 0.9 { // in a few seconds, a delay of the machine is more
 			t.Errorf("only %.0f %% of the others were delivered while a topic was paused", 100*free)
+		}
+		written := others.Load()
+		eventually(t, "all others are delivered, while the topic is paused", func() bool { return int64(sink.of("b")) >= written })
+		if n := sink.of("a") - paused; n > 0 {
+			t.Errorf("%d of the paused topic were sent before it was resumed", n)
 		}
 		do(t, control.Resume(t.Context(), steer.Target{Kind: steer.Topic, Name: "a"}, ada))
 		resumed := time.Now()
