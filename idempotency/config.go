@@ -83,9 +83,8 @@ type KeyConfig struct {
 	// MaxOutstanding is how many running keys, with a lease that has not ended, a caller
 	// (tenant and principal) may have. More are answered with 429. They are not counted at
 	// every claim: each process lets a caller exceed the limit by up to a quarter of what it
-	// had left a second ago. Nor are claims counted that the database has not committed: where
-	// commits are slow, a burst exceeds the limit by more. 1 to 1,000,000. Default: 1,000.
-	// See Unlimited.
+	// had left a second ago, and by what other processes claim at that moment and have not
+	// committed. 1 to 1,000,000. Default: 1,000. See Unlimited.
 	MaxOutstanding int
 
 	// Quota limits how many keys a caller may use, and how much they store, in a window of

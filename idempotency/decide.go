@@ -54,6 +54,10 @@ const judgeTries = 5
 // decisionRecover the intent has become the owner.
 func (in *intent) tryClaim(ctx context.Context) (_ Record, v decision, _ error) {
 	defer func() {
+		if in.claiming != nil {
+			in.claiming.answered()
+			in.claiming = nil
+		}
 		if v != decisionRun && v != decisionRecover {
 			in.uncharge()
 		}
@@ -215,16 +219,22 @@ func (in *intent) wait(ctx context.Context) (Record, decision, error) {
 
 // limit returns decisionRun if the caller may claim another key. A key that the caller has
 // already is not counted as another. Of the claims of one caller one counts, and the others
-// wait for it: if all counted at once, all would find room.
+// wait for it: if all counted at once, all would find room. Claims that the store has not answered
+// may be in no count. Where they may take what room is left, the claim waits and counts again.
 func (in *intent) limit(ctx context.Context) (decision, Record, error) {
 	a := in.limits.of(in.claim.Caller)
 	for {
 		taken, other, self := a.take()
 		if taken {
+			in.claiming = a
 			return decisionRun, Record{}, nil
 		}
 		if self != nil {
-			return in.countOutstanding(ctx, a, self)
+			v, record, again, err := in.countOutstanding(ctx, a, self)
+			if again {
+				continue
+			}
+			return v, record, err
 		}
 		if err := other.wait(ctx); err != nil {
 			return decisionStoreFailed, Record{}, err
@@ -232,29 +242,39 @@ func (in *intent) limit(ctx context.Context) (decision, Record, error) {
 	}
 }
 
-func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *counting) (decision, Record, error) {
+// countOutstanding counts, and reports whether to do so again.
+func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *counting) (_ decision, _ Record, again bool, _ error) {
 	left := 0
 	defer func() { a.counted(self, left) }()
+	claiming := a.underWay()
 	began := time.Now()
 	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.Keys.MaxOutstanding)
 	in.telemetry.latency(ctx, "outstanding", began, err)
 	if err != nil {
-		return decisionStoreFailed, Record{}, err
+		return decisionStoreFailed, Record{}, false, err
 	}
 	if n < in.cfg.Keys.MaxOutstanding {
-		left = (in.cfg.Keys.MaxOutstanding - n) / 4 // the claim that asked is one of them
-		return decisionRun, Record{}, nil
+		var admitted bool
+		left, admitted = a.admit(n, claiming, in.cfg.Keys.MaxOutstanding)
+		switch {
+		case admitted:
+			in.claiming = a
+			return decisionRun, Record{}, false, nil
+		case !sleep.For(ctx, countWait): // so long do others wait for this count
+			return decisionStoreFailed, Record{}, false, ctx.Err()
+		}
+		return decisionRun, Record{}, true, nil
 	}
 	record, found, err := in.store.Find(ctx, in.claim.ID)
 	switch {
 	case err != nil:
-		return decisionStoreFailed, Record{}, err
+		return decisionStoreFailed, Record{}, false, err
 	case !found:
-		return decisionTooMany, Record{}, nil
+		return decisionTooMany, Record{}, false, nil
 	}
 	v := in.judge(record)
 	if v == decisionRun && record.LeaseLeft <= 0 {
 		v, record = decisionTooMany, Record{} // to take it over would make it one more
 	}
-	return v, record, nil
+	return v, record, false, nil
 }

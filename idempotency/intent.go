@@ -19,6 +19,7 @@ type intent struct {
 	transactional bool
 	shares        bool          // its transaction may be that of a group
 	unlimited     bool          // it has no caller: Quota and RateLimit are not for it
+	claiming      *allowance    // of which its claim is under way; nil: none
 	charged       *usage        // of which it has taken a key; nil: none
 	retryIn       time.Duration // with decisionOverQuota and decisionRateLimited
 	detached      bool          // it is claimed even if its caller goes away

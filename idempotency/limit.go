@@ -17,6 +17,7 @@ type limits struct {
 type allowance struct {
 	mu       sync.Mutex
 	left     int
+	claiming int // claims that the store has not answered: a count may lack them
 	until    time.Time
 	counting *counting // nil: no claim counts
 	known    time.Time // when a count was last used; one that began before is outdated
@@ -73,12 +74,41 @@ func (a *allowance) take() (taken bool, other, self *counting) {
 	switch {
 	case a.left > 0 && now.Before(a.until):
 		a.left--
+		a.claiming++
 		return true, nil, nil
 	case a.counting != nil && now.Sub(a.counting.since) < countWait:
 		return false, a.counting, nil
 	}
 	a.counting = &counting{done: make(chan struct{}), since: now}
 	return false, nil, a.counting
+}
+
+// underWay returns how many claims the store has not answered.
+func (a *allowance) underWay() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.claiming
+}
+
+// admit admits the claim that has counted if there is room beside the n keys that it has found,
+// and the claims that were under way when it began to count or are now. It returns how many others
+// may follow.
+func (a *allowance) admit(n, before, most int) (left int, admitted bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	room := most - n - max(before, a.claiming)
+	if room <= 0 {
+		return 0, false
+	}
+	a.claiming++
+	return room / 4, true // the claim that asked is one of them
+}
+
+// answered ends a claim.
+func (a *allowance) answered() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.claiming--
 }
 
 // counted ends a count. Its result is outdated if another was used since it began.

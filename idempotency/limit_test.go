@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // Keys of dead processes, and keys with an unknown outcome, do not count towards the limit.
@@ -25,6 +26,60 @@ func TestMiddleware_OnlyRunningKeysCount(t *testing.T) {
 		}
 		expectProblem(t, do(t, bad, post("/", "x", withKey("unknown7"))), http.StatusConflict, "outcome-unknown")
 	})
+}
+
+// unanswered answers no claim until it is released.
+type unanswered struct {
+	idempotency.Store
+	claims, counts atomic.Int64
+	release        chan struct{}
+}
+
+func (s *unanswered) Claim(ctx context.Context, claim idempotency.Claim) (idempotency.Record, bool, error) {
+	s.claims.Add(1)
+	<-s.release
+	return s.Store.Claim(ctx, claim)
+}
+
+func (s *unanswered) Outstanding(ctx context.Context, caller idempotency.Caller, limit int) (int, error) {
+	s.counts.Add(1)
+	return s.Store.Outstanding(ctx, caller, limit)
+}
+
+// Claims that the store has not answered count: a store that is slow raises no limit. Nobody is
+// refused because of them, since they may fail.
+func TestMiddleware_ClaimsUnderWayCountTowardsTheLimit(t *testing.T) {
+	t.Parallel()
+	const limit, requests, tries = 40, 200, 40
+	store := &unanswered{Store: &idempotency.MemoryStore{}, release: make(chan struct{})}
+	goOn := make(chan struct{})
+	var running, refused atomic.Int64
+	handler := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {
+		c.Keys.MaxOutstanding, c.Timeout, c.Failures.Lease = limit, testserver.MaxWait, 2*testserver.MaxWait
+	}).Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		running.Add(1)
+		<-goOn
+	}))
+	var sending sync.WaitGroup
+	for i := range requests {
+		sending.Go(func() {
+			if w := do(t, handler, post("/", "x", withKey(fmt.Sprint(i)))); w.Code != http.StatusOK {
+				refused.Add(1)
+				expectProblem(t, w, http.StatusTooManyRequests, "too-many-outstanding")
+			}
+		})
+	}
+	eventually(t, "all claim, or count in vain", func() bool { return store.claims.Load() == requests || store.counts.Load() >= tries })
+	if n := store.claims.Load(); n > limit || n < limit/2 || refused.Load() > 0 {
+		t.Errorf("%d claims under way, %d refused", n, refused.Load())
+	}
+	close(store.release)
+	eventually(t, "all have started or been refused", func() bool { return running.Load()+refused.Load() == requests })
+	close(goOn)
+	sending.Wait()
+	if n := running.Load(); n > limit || n < limit/2 {
+		t.Errorf("%d ran, with a limit of %d", n, limit)
+	}
 }
 
 // stallingStore does not answer one count, until its context ends.

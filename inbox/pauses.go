@@ -103,9 +103,7 @@ func (in *Inbox) readPauses(ctx context.Context, known bool) {
 	case err != nil:
 		level, attrs := p.failing.Failed(slog.LevelWarn, err.Error())
 		log.Log(ctx, level, "pauses could not be read; those read last apply, and a consumer that has read none handles nothing", append(attrs, "error", err)...)
-		if p.known {
-			p.readAt = time.Now()
-		}
+		p.readAt = time.Now()
 		return
 	}
 	if attrs, report := p.failing.Over(); report {

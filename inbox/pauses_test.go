@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -204,18 +205,25 @@ func (p *publishedTopics) Publish(topic string, _ ...*message.Message) error {
 
 func (p *publishedTopics) Close() error { return nil }
 
-// A process starts while the pauses cannot be read.
+// A process starts while the pauses cannot be read. Its deliveries do not each ask for them.
 func TestInbox_HandlesNothingBeforeItKnowsThePauses(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		control := p.control(t)
 		expectNoError(t, control.Pause(t.Context(), stock, byGrace))
 		p.exec(t, `alter table {{pauses}} rename column kind to no_kind`)
-		in := p.inbox(t, nil)
-		ended := make(chan error, 3)
+		var log lines
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		})
+		ended := make(chan error, 40)
+		began := time.Now()
 		for i := range cap(ended) {
 			go func() { ended <- deliver(t, in, fmt.Sprint("m", i), effect) }()
 		}
-		time.Sleep(shortly)
+		time.Sleep(longer)
+		if n, most := log.count("pauses could not be read"), 1+int(time.Since(began)/time.Second); n == 0 || n > most {
+			t.Errorf("the pauses were read %d times, want at most one a second: %d", n, most)
+		}
 		p.exec(t, `alter table {{pauses}} rename column no_kind to kind`)
 		time.Sleep(longer)
 		if n := p.count(t, `select count(*) from effects`); n != 0 {

@@ -2,11 +2,13 @@ package pgxtx_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -110,6 +112,50 @@ func TestTx_AnswersWhenTheServerFallsSilent(t *testing.T) {
 		p.expectEffects(t)
 		testserver.Eventually(t, "all connections are given back", func() bool { return p.db.Stats().InUse == 0 })
 	})
+}
+
+// All idle connections lead to a server that is frozen, as after a failover. New ones reach the one
+// that has replaced it. pgx pings an idle connection before it is used, which has no answer either.
+func TestTx_SilentIdleConnectionsAreReplaced(t *testing.T) {
+	t.Parallel()
+	const idle = 8
+	p := newTestDB(t)
+	withInbox(t, p)
+	proxy := p.behindProxy(t, stdlib.OptionShouldPing(func(context.Context, stdlib.ShouldPingParams) bool { return true }))
+	p.db.SetMaxIdleConns(idle)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	handle := func(id string) error {
+		return p.run(ctx, id, func(ctx context.Context) error {
+			tx, err := pgxtx.FromContext(ctx)
+			if err != nil {
+				return err
+			}
+			return writes["exec"](ctx, tx, id)
+		})
+	}
+	if err := handle("a"); err != nil { // it knows what is paused now
+		t.Fatal(err)
+	}
+	var conns []*sql.Conn
+	for range idle {
+		conn, err := p.db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		_ = conn.Close() // to the pool
+	}
+	proxy.Silence(nil, 0) // the connections that there are
+	if err := handle("b"); err != nil {
+		t.Error(err)
+	}
+	p.expectEffects(t, "a", "b")
+	if n := p.db.Stats().OpenConnections; n >= idle {
+		t.Errorf("%d connections are open", n)
+	}
 }
 
 // The server falls silent during a statement whose context never ends, which the handler

@@ -128,13 +128,14 @@ func (p *testDB) open(t *testing.T, db *sql.DB) {
 }
 
 // behindProxy leads the connections of the block through a proxy.
-func (p *testDB) behindProxy(t *testing.T) *testserver.PostgresProxy {
+func (p *testDB) behindProxy(t *testing.T, options ...stdlib.OptionOpenDB) *testserver.PostgresProxy {
 	t.Helper()
 	proxy, dsn := testserver.NewPostgresProxy(t, p.pg.DSN)
-	db, err := sql.Open("pgx", dsn)
+	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
+	db := stdlib.OpenDB(*cfg, options...)
 	block := blocks["inbox"]
 	if !errors.Is(p.ended, inbox.ErrTxEnded) {
 		block = blocks["idempotency"]

@@ -42,7 +42,8 @@ func (h *handovers) set(by map[int]string) {
 	h.by = by
 }
 
-// gives records that a worker gives a lane back, before anybody can read that.
+// gives records that a worker gives a lane back. The leaser may look for lanes before the commands
+// are read again.
 func (h *handovers) gives(lane int, worker string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"strings"
 
@@ -15,7 +13,6 @@ import (
 	_ "modernc.org/sqlite" // driver "sqlite"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/bounded"
 )
 
 type databaseOptions struct {
@@ -100,17 +97,6 @@ func createPrivate(path string) error {
 // with opens the database, runs fn and closes it.
 func (o *databaseOptions) with(fn func(db *sql.DB, cfg oncemill.Config) error) error {
 	return o.run(false, fn)
-}
-
-// interruptible is with, but returns a second after ctx has ended, even if the driver still
-// waits for a server that is silent. Then the command ends, and with it what fn is doing.
-func (o *databaseOptions) interruptible(ctx context.Context, fn func(db *sql.DB, cfg oncemill.Config) error) error {
-	const unlimited = math.MaxInt64
-	_, err := bounded.Do(ctx, bounded.New(1), unlimited, func(context.Context) (struct{}, error) { return struct{}{}, o.with(fn) })
-	if errors.Is(err, bounded.ErrAbandoned) {
-		return errors.New("interrupted; the database did not answer, so what it was asked for may still happen")
-	}
-	return err
 }
 
 // create is with, but creates the SQLite file if it does not exist.

@@ -158,13 +158,7 @@ func (o *options) readLetters(cmd *cobra.Command, fn func(context.Context, *dlq.
 
 // withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
-	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
-		letters, err := within(cmd.Context(), o.readTimeout, func(ctx context.Context) (*dlq.Store, error) { return openLetters(ctx, db, cfg) })
-		if err != nil {
-			return err
-		}
-		return fn(letters)
-	})
+	return acting(o, cmd, o.database.with, openLetters, fn)
 }
 
 func openLetters(ctx context.Context, db *sql.DB, cfg oncemill.Config) (*dlq.Store, error) {

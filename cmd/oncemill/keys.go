@@ -74,13 +74,9 @@ func (o *options) readKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, fn f
 
 // withKeys opens the database, its idempotency keys and the audit.
 func (o *options) withKeys(cmd *cobra.Command, cfg idempotency.AdminConfig, fn func(*idempotency.Admin) error) error {
-	return o.database.interruptible(cmd.Context(), func(db *sql.DB, where oncemill.Config) error {
-		admin, err := openKeys(cmd.Context(), db, where, cfg, idempotency.Migrations, audit.Migrations)
-		if err != nil {
-			return err
-		}
-		return fn(admin)
-	})
+	return acting(o, cmd, o.database.with, func(ctx context.Context, db *sql.DB, where oncemill.Config) (*idempotency.Admin, error) {
+		return openKeys(ctx, db, where, cfg, idempotency.Migrations, audit.Migrations)
+	}, fn)
 }
 
 func openKeys(ctx context.Context, db *sql.DB, where oncemill.Config, cfg idempotency.AdminConfig, sets ...oncemill.Migrations) (*idempotency.Admin, error) {

@@ -34,11 +34,11 @@ func newMigrate(opts *options) *cobra.Command {
   oncemill migrate sql --database postgres://app@localhost/shop > oncemill.sql`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.database.create(func(db *sql.DB, cfg oncemill.Config) error {
-				if err := oncemill.Migrate(cmd.Context(), db, cfg, sets...); err != nil {
+			return acting(opts, cmd, opts.database.create, answering, func(to reached) error {
+				if err := oncemill.Migrate(cmd.Context(), to.db, to.cfg, sets...); err != nil {
 					return err
 				}
-				return printStatus(cmd.Context(), cmd, db, cfg, false)
+				return printStatus(cmd.Context(), cmd, to.db, to.cfg, false)
 			})
 		},
 	}
@@ -77,6 +77,17 @@ func printStatus(ctx context.Context, cmd *cobra.Command, db *sql.DB, cfg oncemi
 	return table.Flush()
 }
 
+// reached is a database that has answered.
+type reached struct {
+	db  *sql.DB
+	cfg oncemill.Config
+}
+
+// answering returns a database once it answers.
+func answering(ctx context.Context, db *sql.DB, cfg oncemill.Config) (reached, error) {
+	return reached{db, cfg}, db.PingContext(ctx)
+}
+
 func newMigrateDown(opts *options) *cobra.Command {
 	var name string
 	var yes bool
@@ -94,15 +105,17 @@ without --lose-rows. Columns that a step drops lose their contents.`,
 			if i < 0 {
 				return &usageError{fmt.Errorf("--set %q: must be one of %s", name, setNames())}
 			}
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+			return acting(opts, cmd, opts.database.with, answering, func(to reached) error {
 				if !yes {
-					status, err := oncemill.MigrationStatus(cmd.Context(), db, cfg, sets[i])
+					status, err := within(cmd.Context(), opts.readTimeout, func(ctx context.Context) ([]oncemill.Status, error) {
+						return oncemill.MigrationStatus(ctx, to.db, to.cfg, sets[i])
+					})
 					if err != nil {
 						return err
 					}
 					return &usageError{fmt.Errorf("this would undo version %d of %s; add --yes to do it", status[0].Version, name)}
 				}
-				after, err := oncemill.MigrateDown(cmd.Context(), db, cfg, sets[i], down)
+				after, err := oncemill.MigrateDown(cmd.Context(), to.db, to.cfg, sets[i], down)
 				var lost *oncemill.DataLossError
 				if errors.As(err, &lost) {
 					return fmt.Errorf("%w; add --lose-rows to drop them", err)
@@ -137,14 +150,12 @@ func newRepairSequence(opts *options) *cobra.Command {
 ids that are in use. A relay then refuses to publish. This command locks out
 writers of the outbox for a moment and sets the sequence.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
-				box, err := outbox.New(db, outbox.Config{Database: cfg})
-				if err != nil {
-					return err
+			return acting(opts, cmd, opts.database.with, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) (*outbox.Outbox, error) {
+				if err := oncemill.CheckMigrated(ctx, db, cfg, outbox.Migrations, relay.Migrations, dlq.Migrations); err != nil {
+					return nil, err
 				}
-				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, outbox.Migrations, relay.Migrations, dlq.Migrations); err != nil {
-					return err
-				}
+				return outbox.New(db, outbox.Config{Database: cfg})
+			}, func(box *outbox.Outbox) error {
 				last, err := relay.RepairSequence(cmd.Context(), box)
 				if err != nil {
 					return err

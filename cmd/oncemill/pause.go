@@ -174,13 +174,7 @@ attempt. Messages of what is paused stay where they are.`,
 
 // withControl opens the database and the control of its workers.
 func (o *options) withControl(cmd *cobra.Command, fn func(*steer.Control) error) error {
-	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
-		control, err := openControl(cmd.Context(), db, cfg)
-		if err != nil {
-			return err
-		}
-		return fn(control)
-	})
+	return acting(o, cmd, o.database.with, openControl, fn)
 }
 
 func openControl(ctx context.Context, db *sql.DB, cfg oncemill.Config) (*steer.Control, error) {

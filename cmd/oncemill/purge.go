@@ -66,8 +66,7 @@ With --archive-dir, idempotency keys (without their responses) and ids of inboxe
 appended to files there, as lines of JSON: idempotency-keys-2006-01-02.jsonl and
 inbox-ids-2006-01-02.jsonl, by the day (UTC) on which they are deleted. The file is synced
 before anything is deleted; after a crash or a failure, lines may be there twice, or cut short.
-Services
-on the database must not delete them by themselves: set
+Services on the database must not delete them by themselves: set
 idempotency.Config.Expiry.ArchivedElsewhere, and do not call Run of inboxes without
 Config.Archive.
 

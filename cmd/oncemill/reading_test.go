@@ -71,6 +71,30 @@ func TestReads_EndWhereTheServerIsSilent(t *testing.T) {
 	}
 }
 
+// So does an act, which has not begun then.
+func TestActs_EndWhereTheServerIsSilent(t *testing.T) {
+	t.Parallel()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close() //nolint:errcheck // nothing was sent
+	env := []string{"ONCEMILL_DATABASE=postgres://a:b@" + server.Addr().String() + "/x?sslmode=disable"}
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait/2)
+	defer cancel()
+	for _, args := range []string{
+		"keys settle 0a0000000000 --failed --reason r", "keys release 0a0000000000 --reason r", "pause topic orders --reason r", "resume topic orders",
+		"retry --all", "release lane 3 --reason r", "dlq discard 1 --reason r", "dlq replay 1", "jobs cancel 1 --reason r", "history resend --from 1h",
+		"repair-sequence", "migrate", "migrate down --set outbox --yes",
+	} {
+		cmd, output := command(ctx, env, append(strings.Fields(args), "--read-timeout", "500ms")...)
+		_ = cmd.Run() // the exit code tells
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "--read-timeout") {
+			t.Fatalf("%s: exit code %d: %s", args, code, output)
+		}
+	}
+}
+
 // A list without lines is an empty list in JSON, for scripts that go through it.
 func TestLists_AreEmptyArraysInJSON(t *testing.T) {
 	t.Parallel()

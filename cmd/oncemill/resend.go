@@ -45,34 +45,36 @@ are those of the database's clock.`,
 			if _, _, err := window(from, to, time.Now()); err != nil {
 				return err
 			}
-			r := resend{progress: cmd.ErrOrStderr(), limit: opts.readTimeout}
-			run := func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+			open := func(ctx context.Context, db *sql.DB, cfg oncemill.Config) (*resend, error) {
+				if err := oncemill.CheckMigrated(ctx, db, cfg, outbox.Migrations); err != nil {
+					return nil, err
+				}
 				box, err := outbox.New(db, outbox.Config{Database: cfg})
 				if err != nil {
-					return err
+					return nil, err
 				}
-				r.history = box.History()
-				now, err := within(ctx, r.limit, func(ctx context.Context) (time.Time, error) {
-					if err := oncemill.CheckMigrated(ctx, db, cfg, outbox.Migrations); err != nil {
-						return time.Time{}, err
-					}
-					return r.history.Now(ctx)
-				})
+				now, err := box.History().Now(ctx)
 				if err != nil {
-					return err
+					return nil, err
 				}
 				if filter.From, filter.To, err = window(from, to, now); err != nil {
-					return err
+					return nil, err
 				}
 				if filter.To.After(now) {
-					return &usageError{fmt.Errorf("--to %s is in the future, by the database's clock (%s): what is sent again would be sent once more", to, now.UTC().Format(time.RFC3339))}
+					return nil, &usageError{fmt.Errorf("--to %s is in the future, by the database's clock (%s): what is sent again would be sent once more", to, now.UTC().Format(time.RFC3339))}
 				}
-				return r.run(ctx, cmd.OutOrStdout(), filter, dryRun)
+				return &resend{history: box.History(), progress: cmd.ErrOrStderr(), limit: opts.readTimeout}, nil
 			}
 			if dryRun {
-				return opts.reading(cmd, run)
+				return opts.reading(cmd, func(ctx context.Context, db *sql.DB, cfg oncemill.Config) error {
+					r, err := open(ctx, db, cfg)
+					if err != nil {
+						return err
+					}
+					return r.run(ctx, cmd.OutOrStdout(), filter, true)
+				})
 			}
-			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error { return run(cmd.Context(), db, cfg) })
+			return acting(opts, cmd, opts.database.with, open, func(r *resend) error { return r.run(cmd.Context(), cmd.OutOrStdout(), filter, false) })
 		},
 	}
 	flags := cmd.Flags()

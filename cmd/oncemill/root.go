@@ -124,7 +124,7 @@ nothing to act on, 2 wrong usage.`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&opts.config, "config", "", "YAML file with further flags, such as lease: 15s, in a map for each command or for all (default: none)")
 	opts.database.register(flags)
-	flags.DurationVar(&opts.readTimeout, "read-timeout", readTimeout, "time limit of a command that only reads the database; 0 for none")
+	flags.DurationVar(&opts.readTimeout, "read-timeout", readTimeout, "time limit of a command that only reads the database, and of others until they begin to change it; 0 for none")
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	root.AddCommand(

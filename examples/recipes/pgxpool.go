@@ -3,6 +3,7 @@ package recipes
 import (
 	"context"
 	"database/sql"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
@@ -20,7 +21,12 @@ import (
 // OpenPgxPool opens a pool, and the database that oncemill takes, which uses the pool's
 // connections. Close both, the database first.
 func OpenPgxPool(ctx context.Context, url string) (*pgxpool.Pool, *sql.DB, error) {
-	pool, err := pgxpool.New(ctx, url)
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.PingTimeout = time.Second // of an idle connection: its server may be frozen
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -76,11 +76,11 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 	}
 	wait := patience
 	for bad := db.Stats().Idle; ; bad-- {
-		conn, err := l.take(ctx, db)
-		if err != nil {
-			return nil, err
+		var tx *sql.Tx
+		conn, silent, err := l.take(ctx, db, wait)
+		if err == nil {
+			tx, silent, err = l.begin(ctx, conn, options, wait)
 		}
-		tx, silent, err := l.begin(ctx, conn, options, wait)
 		switch {
 		case silent:
 			l.discard()
@@ -90,6 +90,8 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 			dropIdle(ctx, db)
 			wait = 0
 			continue
+		case conn == nil:
+			return nil, err
 		case err == nil:
 			return tx, nil
 		}
@@ -103,23 +105,36 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 // dropIdle closes the idle connections of a pool, one of which was silent: the others lead to the
 // same server, and each would cost its time.
 func dropIdle(ctx context.Context, db *sql.DB) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	most := db.Stats().Idle
+	each := patience / time.Duration(most+1)
+	for ; most > 0 && db.Stats().Idle > 0 && ctx.Err() == nil; most-- {
+		dropOne(ctx, db, each)
+	}
+}
+
+// dropOne closes an idle connection. pgx closes it itself: it pings one before it is used, and has
+// no answer within the limit.
+func dropOne(ctx context.Context, db *sql.DB, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	for most := db.Stats().Idle; most > 0 && db.Stats().Idle > 0; most-- {
-		conn, err := db.Conn(ctx) // an idle one, unless somebody has just taken the last
-		if err != nil {
-			return
-		}
+	if conn, err := db.Conn(ctx); err == nil { // an idle one, unless somebody has just taken the last
 		giveUp(conn)
 	}
 }
 
 // take takes a connection from the pool, with that of the driver, which can be closed during
-// a call.
-func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
-	conn, err := db.Conn(ctx)
+// a call. If an idle one has no answer within wait, unless that is 0, silent is true: pgx pings
+// one before it is used.
+func (l *Line) take(ctx context.Context, db *sql.DB, wait time.Duration) (conn *sql.Conn, silent bool, err error) {
+	limited := ctx
+	if wait > 0 && db.Stats().Idle > 0 {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, wait)
+		defer cancel()
+	}
+	conn, err = db.Conn(limited)
 	if err != nil {
-		return nil, err
+		return nil, ctx.Err() == nil && limited.Err() != nil, err
 	}
 	var driverConn any
 	_ = conn.Raw(func(c any) error { driverConn = c; return nil }) // fails for a bad connection, which BEGIN finds too
@@ -128,13 +143,13 @@ func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	switch {
 	case l.down:
 		_ = conn.Close() // to the pool
-		return nil, ErrAbandoned
+		return nil, false, ErrAbandoned
 	case l.lost:
 		_ = conn.Close()
-		return nil, context.Canceled
+		return nil, false, context.Canceled
 	}
 	l.conn, l.driver = conn, driverConn
-	return conn, nil
+	return conn, false, nil
 }
 
 // socketOf returns what to close to end a read or write of a driver's connection; nil for

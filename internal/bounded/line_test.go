@@ -56,3 +56,61 @@ func TestLine_DropsABrokenConnection(t *testing.T) {
 		return nil
 	})
 }
+
+// pinged is a driver that pings a connection before it is used again, as pgx does. The server of
+// the first connections, up to frozen, gives no answer.
+type pinged struct {
+	broken
+	frozen atomic.Int32
+}
+
+type pingedConn struct {
+	brokenConn
+	server *pinged
+}
+
+func (d *pinged) Connect(context.Context) (driver.Conn, error) {
+	return &pingedConn{brokenConn{d.opened.Add(1)}, d}, nil
+}
+
+func (c *pingedConn) ResetSession(ctx context.Context) error {
+	if c.number > c.server.frozen.Load() {
+		return nil
+	}
+	<-ctx.Done()
+	return driver.ErrBadConn
+}
+
+// Idle connections that do not answer a ping are replaced, all at once.
+func TestLine_ReplacesIdleConnectionsThatAnswerNoPing(t *testing.T) {
+	t.Parallel()
+	const idle = 4
+	server := new(pinged)
+	db := sql.OpenDB(server)
+	defer db.Close()
+	db.SetMaxIdleConns(idle)
+	var conns []*sql.Conn
+	for range idle {
+		conn, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		_ = conn.Close() // to the pool
+	}
+	server.frozen.Store(idle)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	line := new(bounded.Line)
+	tx, err := line.BeginTx(ctx, db, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := db.Stats().OpenConnections; n != 1 {
+		t.Errorf("%d connections are open", n)
+	}
+	_ = tx.Rollback()
+	line.Close()
+}

@@ -63,8 +63,8 @@ type Tx struct {
 
 // Begin begins a transaction. The end of ctx rolls it back until Commit is called. After
 // that it has no effect, so it cancels no COMMIT. A silent connection costs a second, since
-// another is tried then, and a silent server ten, not all the time until ctx ends. On SQLite, Begin waits for the turn to write until ctx
-// ends; see [sqlitetx.Acquire].
+// another is tried then, and a silent server ten, not all the time until ctx ends. On SQLite,
+// Begin waits for the turn to write until ctx ends; see [sqlitetx.Acquire].
 func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
 	if dialect == oncemill.SQLite {
 		return beginWriter(ctx, db, calls, options)

@@ -95,7 +95,7 @@ type Store interface {
 	// Resume ends a pause, and returns it.
 	Resume(ctx context.Context, kind, name string, act Act) (Pause, error)
 
-	// Give gives a command for lanes. The audit has one entry, about subject.
+	// Give gives a command for lanes. The audit has one entry, about subject, with details.
 	Give(ctx context.Context, action string, lanes []int, topic, key, subject, details string, act Act) error
 
 	// Commands returns commands: at most MostCommands of each lane, releases first. Without

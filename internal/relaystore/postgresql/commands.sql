@@ -115,7 +115,8 @@ select count(*) from f;
 
 -- name: retry_now
 -- Retrying messages of a topic, or of all topics, by the partial index (lane, topic, next_at):
--- those that are not due, and have not failed since $6, in microseconds, are due. Rows that somebody has locked are being dealt with. Fenced.
+-- those that are not due, and have not failed since $6, in microseconds, are due. Rows that
+-- somebody has locked are being dealt with. Fenced.
 with f as (
 	select lane
 	from {{relay_leases}}
