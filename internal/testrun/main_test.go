@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -192,5 +193,24 @@ func TestIsOneOfTwo(t *testing.T) {
 	}
 	if out, err := runIn(t, files, "-p=3"); err != nil || !strings.Contains(out, "modules=2 passed=4") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRun_BeginsWithTheLongestAndTestsEachOnce(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	files := map[string]string{"go.mod": "module example.com/probe\n\ngo 1.26\n"}
+	for _, dir := range []string{"a", "relay"} {
+		for name, text := range tests(passing) {
+			files[filepath.Join(dir, name)] = text
+		}
+	}
+	write(t, root, files)
+	if got := packages(root); !slices.Equal(got, []string{"./relay", "./..."}) {
+		t.Errorf("tests %q", got)
+	}
+	var out strings.Builder
+	if err := run(t.Context(), root, nil, &out); err != nil || !strings.Contains(out.String(), "tests: modules=1 passed=2 failed=0") {
+		t.Errorf("%v\n%s", err, &out)
 	}
 }
