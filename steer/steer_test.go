@@ -1,6 +1,7 @@
 package steer_test
 
 import (
+	"database/sql"
 	"errors"
 	"strings"
 	"testing"
@@ -15,7 +16,11 @@ import (
 
 func newControl(t *testing.T) *steer.Control {
 	t.Helper()
-	db := testserver.SQLite(t)
+	return controlOn(t, testserver.SQLite(t))
+}
+
+func controlOn(t *testing.T, db *sql.DB) *steer.Control {
+	t.Helper()
 	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, audit.Migrations, steer.Migrations); err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +109,7 @@ func TestControl_RefusesWhatCannotBe(t *testing.T) {
 func TestControl_TheAuditNamesTopicAndKey(t *testing.T) {
 	t.Parallel()
 	db := testserver.SQLite(t)
-	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, audit.Migrations, steer.Migrations); err != nil {
-		t.Fatal(err)
-	}
-	c, err := steer.New(db, steer.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := controlOn(t, db)
 	if err := c.Retry(t.Context(), steer.Selection{Topic: "orders", Key: "k"}, act); err != nil {
 		t.Fatal(err)
 	}
