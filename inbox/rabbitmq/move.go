@@ -64,9 +64,13 @@ func (s *Subscriber) moveShards(ctx context.Context, topic string, previous, nex
 	}
 	marker := []amqp.Publishing{{Headers: amqp.Table{markerHeader: true}, DeliveryMode: amqp.Persistent}}
 	for i := range previous.count {
-		err := s.onChannel(ctx, s.publishing, func(_ *link, channel *amqp.Channel) error {
+		mark := func(_ *link, channel *amqp.Channel) error {
 			return s.put(channel, address{key: previous.queue(i)}, marker)
-		})
+		}
+		err := s.onChannel(ctx, s.publishing, mark)
+		if errors.Is(err, errNotConfirmed) { // RabbitMQ fails where a consumer removes the queue just then
+			err = s.onChannel(ctx, s.publishing, mark)
+		}
 		if err != nil && !errors.Is(err, errNoQueue) { // drained after an earlier call
 			return fmt.Errorf("mark the end of %q: %w", previous.queue(i), err)
 		}

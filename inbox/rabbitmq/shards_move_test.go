@@ -4,13 +4,16 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -210,6 +213,39 @@ func TestShards_MoveUnderLoad(t *testing.T) {
 	if len(returned) > 0 {
 		t.Error("a message was unroutable")
 	}
+}
+
+// Consumers remove a previous shard as soon as nothing is left in it, at worst while a second
+// call of MoveShards puts a marker there: RabbitMQ then often ends the connection.
+func TestShards_MoveWhileConsumersRemoveThem(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	const previous = 24
+	if err := subscriber(t, fanout(uri, 10), shards(previous, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	markers, remover := newAdmin(t, uri), newAdmin(t, uri)
+	var removing sync.WaitGroup
+	for i := range previous - 1 {
+		marked, err := markers.ch.ConsumeWithContext(t.Context(), shardName(previous, i), "", true, false, false, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		removing.Go(func() {
+			<-marked // the next one is marked just now
+			testserver.Pause(t.Context(), time.Duration(rand.IntN(2000))*time.Microsecond)
+			remover.mu.Lock()
+			defer remover.mu.Unlock()
+			if _, err := remover.ch.QueueDelete(shardName(previous, i+1), false, false, false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := subscriber(t, fanout(uri, 10), shards(1, previous)).MoveShards(t.Context(), "orders"); err != nil {
+		t.Error(err)
+	}
+	_ = markers.ch.Close() // for the shards that were removed before they were marked
+	removing.Wait()
 }
 
 // A marker that did not come from MoveShards removes nothing, and one that came through the

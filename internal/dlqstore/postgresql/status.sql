@@ -1,3 +1,6 @@
+-- The statements of this file bound (state, died_at) by rows: for state = s.state the planner would
+-- walk dead_letters_died from its start, past every letter, to find that a state has none.
+
 -- name: count_open
 -- index: dead_letters_state, from its start in each state: at most $1 rows of each.
 select s.state, l.source, l.consumer, count(*), (extract(epoch from clock_timestamp() - min(l.died_at)) * 1000000)::bigint
@@ -5,8 +8,8 @@ from unnest(array['dead', 'held', 'replaying', 'discarding']) as s (state)
 cross join lateral (
 	select d.source, d.consumer, d.died_at
 	from {{dead_letters}} d
-	where d.state = s.state
-	order by d.died_at, d.id
+	where (d.state, d.died_at) >= (s.state, '-infinity') and (d.state, d.died_at) <= (s.state, 'infinity')
+	order by d.state, d.died_at, d.id
 	limit $1
 ) l
 group by s.state, l.source, l.consumer
@@ -21,8 +24,8 @@ with open as (
 	cross join lateral (
 		select d.fingerprint, d.id, d.died_at
 		from {{dead_letters}} d
-		where d.state = s.state
-		order by d.died_at desc, d.id desc
+		where (d.state, d.died_at) >= (s.state, '-infinity') and (d.state, d.died_at) <= (s.state, 'infinity')
+		order by d.state desc, d.died_at desc, d.id desc
 		limit $1
 	) l
 ), alike as (
@@ -50,8 +53,8 @@ from unnest(array['replaying', 'discarding']) as s (state)
 cross join lateral (
 	select d.source, d.consumer, d.acted_at
 	from {{dead_letters}} d
-	where d.state = s.state
-	order by d.died_at, d.id
+	where (d.state, d.died_at) >= (s.state, '-infinity') and (d.state, d.died_at) <= (s.state, 'infinity')
+	order by d.state, d.died_at, d.id
 	limit $1
 ) l
 where l.acted_at < statement_timestamp() - $2::bigint * interval '1 microsecond'

@@ -1,9 +1,9 @@
 -- name: waiting
--- By the partial indexes parked_due and parked_heads, and by parked_key, from their starts: at most
+-- By the partial indexes parked_due and parked_held, and by parked_key, from their starts: at most
 -- $1 entries of each; and by the primary key, the first 32 rows of each lane, which are the oldest.
 -- So ages are exact while the count is, and close to it beyond. Times are those of the messages.
 select r.retrying,
-	(select count(*) from (select from {{parked}} p where p.held and (p.next_at is not null or p.held) order by p.lane, p.key limit $1) h),
+	(select count(*) from (select from {{parked}} p where p.held order by p.lane limit $1) h),
 	(select count(*) from (select from {{parked}} p order by p.lane, p.key, p.id limit $1) a),
 	r.aside,
 	coalesce((extract(epoch from clock_timestamp() - least(r.first, f.first)) * 1000000)::bigint, 0),

@@ -1,5 +1,5 @@
 -- name: waiting
--- By the partial indexes parked_due and parked_heads, and by parked_key, from their starts: at most
+-- By the partial indexes parked_due and parked_held, and by parked_key, from their starts: at most
 -- ?1 entries of each; and by the primary key, the first 32 rows of each lane, which are the oldest.
 -- So ages are exact while the count is, and close to it beyond. Times are those of the messages.
 with recursive l (lane) as (select 0 union all select lane + 1 from l where lane < 31), d as (
@@ -15,7 +15,7 @@ with recursive l (lane) as (select 0 union all select lane + 1 from l where lane
 	from l
 )
 select r.retrying,
-	(select count(*) from (select 1 from {{parked}} p where p.held and (p.next_at is not null or p.held) order by p.lane, p.key limit ?1)),
+	(select count(*) from (select 1 from {{parked}} p where p.held order by p.lane limit ?1)),
 	(select count(*) from (select 1 from {{parked}} p order by p.lane, p.key, p.id limit ?1)),
 	r.aside,
 	coalesce(cast(unixepoch('subsec') * 1000000 as integer) - min(coalesce(r.first, f.first), coalesce(f.first, r.first)), 0),

@@ -1,0 +1,1 @@
+drop index {{parked_held}};
