@@ -68,6 +68,19 @@ func delay(in *check.Input, which func(id string, sent time.Time) bool, until ti
 	}
 }
 
+// overtaken has a message that a sink refuses come to the wire behind its successor. The server
+// loses what it acknowledges from a time on, for half a second.
+func overtaken(in *check.Input, lossy float64) {
+	in.Lossy = []check.Window{{From: at(lossy), To: at(lossy + 0.5)}}
+	for i := range in.Sent {
+		if in.Sent[i].MessageID == "r92" {
+			in.Sent[i].Mood = "refused"
+		}
+	}
+	delay(in, func(id string, _ time.Time) bool { return id == "r92" }, at(9.5))
+	slices.SortStableFunc(in.Wire, func(a, b check.Copy) int { return a.At.Compare(b.At) })
+}
+
 // Each history is refused by the checker that is to see what is wrong with it, and by no other.
 func TestRun_NamesTheBrokenPromise(t *testing.T) {
 	t.Parallel()
@@ -232,6 +245,8 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			in.Txs[92].Messages = append(in.Txs[92].Messages, history.Message{ID: "discarded", Discarded: true})
 			in.Wire = append(in.Wire, check.Copy{Copy: history.Copy{MessageID: "discarded", Topic: "audit"}, At: at(9.3)})
 		}},
+		{"a message behind its successor, since the server lost its dead letter", "", func(in *check.Input) { overtaken(in, 9) }},
+		{"a message behind its successor long after the server lost something", "C4", func(in *check.Input) { overtaken(in, 0.5) }},
 		{"an answer lost by the server", "", func(in *check.Input) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
 			in.Answers = []check.Answer{{Key: "k", Status: 201, Sum: "a", At: at(9.2)}, {Key: "k", Status: 201, Sum: "b", At: at(9.7)}}

@@ -53,8 +53,11 @@ func (c *index) lostOnWire(id string) bool {
 		}
 	}
 	// When it was committed is not known; it was before this.
-	return c.lossy(first.At) || c.lossy(first.At.Add(-late))
+	return c.sentLossy(first)
 }
+
+// sentLossy reports whether a relay may have sent a copy because of what the server lost.
+func (c *index) sentLossy(sent *Copy) bool { return c.lossy(sent.At) || c.lossy(sent.At.Add(-late)) }
 
 // late is how long a relay may send what it has read from a primary that is no more.
 const late = 8 * time.Second

@@ -153,11 +153,13 @@ func mayResend(f Fault, topic string) bool {
 }
 
 // order is C4: first copies are in the order of the key, unless a message was a dead letter of
-// the relay in between; effects of the first hop too, unless it was a dead letter of any. The
-// order of the second hop is that in which the first hop's handlers have committed.
+// the relay in between, perhaps one that the server lost; effects of the first hop too, unless it
+// was a dead letter of any. The order of the second hop is that in which the first hop's handlers
+// have committed.
 func (c *index) order() Result {
 	r := Result{Checker: "C4", Promise: "order"}
 	last := map[string]int64{}
+	owed := map[string]int64{} // last, without what was sent when the server lost what it had acknowledged
 	for i := range c.Wire {
 		copied := &c.Wire[i]
 		s := c.sent[copied.MessageID]
@@ -171,11 +173,14 @@ func (c *index) order() Result {
 		if s.Topic == secondHop {
 			number = s.Entry
 		}
-		if number < last[s.Key] {
+		if number < last[s.Key] && !(s.Mood == refused && number > owed[s.Key]) {
 			c.counts.Reordered++
 			r.found("number %d of key %s is on the wire behind number %d", number, s.Key, last[s.Key])
 		}
 		last[s.Key] = max(last[s.Key], number)
+		if !c.sentLossy(copied) {
+			owed[s.Key] = max(owed[s.Key], number)
+		}
 	}
 	ordered := slices.Clone(c.Effects)
 	slices.SortFunc(ordered, func(a, b Effect) int { return cmp.Compare(a.Entry, b.Entry) })
