@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -12,21 +11,17 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/gauges"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// gauges report the backlog in the tables. The worker that does the upkeep reads the tables, and
-// only while somebody collects the metrics.
-type gauges struct {
-	collected chan struct{}         // capacity 1: the metrics were collected
-	latest    atomic.Pointer[depth] // nil if there is none, or another worker does the upkeep
-}
+// backlogGauges report the backlog in the tables. The worker that does the upkeep reads them.
+type backlogGauges struct{ *gauges.Reader[depth] }
 
 // depth is one reading.
 type depth struct {
-	until          time.Time // it is too old after that
 	outbox         outboxstore.Backlog
 	waiting        relaystore.Waiting
 	workers, lanes int // workers that are alive, lanes without one
@@ -34,19 +29,12 @@ type depth struct {
 }
 
 const (
-	gaugesEvery  = 5 * time.Second
-	gaugesWanted = 10 * time.Minute // after a collection
-	gaugesLimit  = 2 * time.Second  // for a reading
-	gaugesMost   = 10_000           // where counts end
-
-	// gaugesShare bounds the part of the time that readings take: a hundredth. An old snapshot
-	// that keeps deleted rows makes them long.
-	gaugesShare = 100
-	gaugesRetry = 20 * time.Second // after a reading that failed
+	gaugesLimit = 2 * time.Second // for a reading
+	gaugesMost  = 10_000          // where counts end
 )
 
-func (g *gauges) register(meter metric.Meter) error {
-	g.collected = make(chan struct{}, 1)
+func (g *backlogGauges) register(meter metric.Meter) error {
+	g.Reader = gauges.New[depth]()
 	var errs []error
 	var all []metric.Observable
 	count := func(name, unit, description string) metric.Int64ObservableGauge {
@@ -73,12 +61,8 @@ func (g *gauges) register(meter metric.Meter) error {
 		return err
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		select {
-		case g.collected <- struct{}{}:
-		default:
-		}
-		d := g.latest.Load()
-		if d == nil || time.Now().After(d.until) {
+		d, ok := g.Collect()
+		if !ok {
 			return nil
 		}
 		n, _ := d.outbox.Depth()
@@ -100,55 +84,25 @@ func (g *gauges) register(meter metric.Meter) error {
 	return err
 }
 
-// gauge reads the tables while the metrics are collected and this worker has the lease for the
-// upkeep. It has a goroutine of its own: a lock on one of the tables must not hold up the upkeep.
+// gauge reads the tables while this worker has the lease for the upkeep. It has a goroutine of its
+// own: a lock on one of the tables must not hold up the upkeep.
 func (w *worker) gauge(ctx context.Context) error {
-	g := &w.met.gauges
-	defer g.latest.Store(nil)
 	calls := bounded.New(1)
-	var wanted time.Time // until then
-	for {
-		pause := gaugesEvery
-		switch {
-		case !time.Now().Before(wanted):
-			g.latest.Store(nil)
-			pause = forever
-		case w.upkeepLease.held() == 0:
-			g.latest.Store(nil)
-		default:
-			begin := time.Now()
-			read, err := bounded.Do(ctx, calls, gaugesLimit, w.readDepth)
-			pause = max(gaugesEvery, gaugesShare*time.Since(begin))
-			if err != nil {
-				g.latest.Store(nil)
-				if ctx.Err() == nil {
-					level, attrs := w.failed(&w.failing.gauges, slog.LevelWarn, err)
-					w.log.Log(ctx, level, "the backlog cannot be measured; its metrics are missing until it can", append(attrs, "error", err)...)
-				}
-				pause = min(pause, gaugesRetry)
-				break
-			}
-			if attrs, report := w.failing.gauges.Over(); report {
-				w.log.InfoContext(ctx, "the backlog is measured again", attrs...)
-			}
-			read.until = time.Now().Add(3 * pause)
-			g.latest.Store(&read)
+	w.met.backlog.Run(ctx, func(ctx context.Context) (d depth, ok bool, err error) {
+		if w.upkeepLease.held() == 0 {
+			return d, false, nil
 		}
-		timer := time.NewTimer(pause)
-		for waiting := true; waiting; {
-			select {
-			case <-g.collected:
-				waiting = time.Now().Before(wanted)
-				wanted = time.Now().Add(gaugesWanted)
-			case <-timer.C:
-				waiting = false
-			case <-ctx.Done():
-				timer.Stop()
-				return nil
-			}
+		d, err = bounded.Do(ctx, calls, gaugesLimit, w.readDepth)
+		return d, err == nil, err
+	}, func(err error) {
+		if err != nil {
+			level, attrs := w.failed(&w.failing.gauges, slog.LevelWarn, err)
+			w.log.Log(ctx, level, "the backlog cannot be measured; its metrics are missing until it can", append(attrs, "error", err)...)
+		} else if attrs, report := w.failing.gauges.Over(); report {
+			w.log.InfoContext(ctx, "the backlog is measured again", attrs...)
 		}
-		timer.Stop()
-	}
+	})
+	return nil
 }
 
 func (w *worker) readDepth(ctx context.Context) (d depth, err error) {

@@ -32,7 +32,7 @@ type metrics struct {
 	// upkeep.
 	held atomic.Pointer[outboxstore.Held]
 
-	gauges   gauges
+	backlog  backlogGauges
 	duration metric.Float64Histogram
 	topics   labels.Set // of duration
 	circuits circuitGauge
@@ -93,7 +93,7 @@ func newMetrics(provider metric.MeterProvider, guard *nopanic.Telemetry) (*metri
 	m.duration, err = meter.Float64Histogram("messaging.client.operation.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from handing a message to the sink to its outcome."), metric.WithExplicitBucketBoundaries(durationBounds...))
 	m.duration = guard.Histogram(m.duration)
-	errs = append(errs, err, m.circuits.register(meter), m.gauges.register(meter))
+	errs = append(errs, err, m.circuits.register(meter), m.backlog.register(meter))
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/metric"
 )
 
 // KeyHeader is the header, and therefore the metadata, in which a relay sends the ordering
@@ -88,6 +89,11 @@ type Config struct {
 	// CallTimeout bounds each request that the broker answers. A connection that
 	// does not answer in time is dropped. Default: 10 s.
 	CallTimeout time.Duration
+
+	// MeterProvider receives the metric oncemill.inbox.queue_depth: how many messages wait in each
+	// queue. Once somebody collects the metrics, the subscriber has one more connection, over
+	// which it asks the broker every five seconds while they are collected. Default: otel.GetMeterProvider().
+	MeterProvider metric.MeterProvider
 
 	// Logger receives events: connections and consumers lost and regained, malformed
 	// deliveries. Default: slog.Default().

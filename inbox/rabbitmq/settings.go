@@ -11,6 +11,7 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"go.opentelemetry.io/otel"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/amqpconn"
@@ -70,6 +71,9 @@ func (s *settings) resolveOptions(bad amqpconn.Report) {
 	}
 	if s.Logger == nil {
 		s.Logger = slog.Default()
+	}
+	if s.MeterProvider == nil {
+		s.MeterProvider = otel.GetMeterProvider()
 	}
 }
 

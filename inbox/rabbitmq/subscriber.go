@@ -13,18 +13,21 @@ import (
 )
 
 // Subscriber consumes from RabbitMQ. It is a Watermill message.Subscriber and safe for
-// concurrent use. It has one connection, made by the first Subscribe, and one channel for
-// each subscription. It is also a message.Publisher, for replays of dead letters.
+// concurrent use. It has one connection, made by the first Subscribe, with one channel for
+// each subscription, and further ones to publish and to measure. It is also a
+// message.Publisher, for replays of dead letters.
 type Subscriber struct {
 	settings   *settings
 	connector  *connector
 	publishing *connector
+	depths     *depths
 	closing    chan struct{}
 
-	mu      sync.Mutex
-	closed  bool
-	group   sync.WaitGroup // subscriptions and calls; none is added once closed
-	current map[*subscription]struct{}
+	mu        sync.Mutex
+	closed    bool
+	group     sync.WaitGroup // subscriptions and calls; none is added once closed
+	current   map[*subscription]struct{}
+	measuring bool
 }
 
 var (
@@ -47,10 +50,15 @@ func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
 	if err != nil {
 		return nil, err
 	}
+	depths, err := newDepths(s)
+	if err != nil {
+		return nil, err
+	}
 	return &Subscriber{
 		settings:   s,
 		connector:  newConnector(s),
 		publishing: newConnector(s),
+		depths:     depths,
 		closing:    make(chan struct{}),
 		current:    make(map[*subscription]struct{}),
 	}, nil
@@ -119,6 +127,8 @@ func (s *Subscriber) Close() error {
 	if first {
 		s.connector.close()
 		s.publishing.close()
+		s.depths.asking.close()
+		_ = s.depths.registration.Unregister() // it ends with its provider
 	}
 	return nil
 }
@@ -162,6 +172,10 @@ func (s *Subscriber) enter(sub *subscription) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.current[sub] = struct{}{}
+	if !s.measuring {
+		s.measuring = true
+		s.group.Go(s.measure)
+	}
 }
 
 func (s *Subscriber) end(sub *subscription) {

@@ -1,0 +1,110 @@
+package rabbitmq_test
+
+import (
+	"log/slog"
+	"maps"
+	"sync/atomic"
+	"testing"
+
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// depths collects the metric, and returns its values by the queue.
+func depths(t *testing.T, reader *sdk.ManualReader) map[string]int64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, metric := range scope.Metrics {
+			data, ok := metric.Data.(metricdata.Gauge[int64])
+			if metric.Name != "oncemill.inbox.queue_depth" || !ok {
+				continue
+			}
+			for _, p := range data.DataPoints {
+				queue, _ := p.Attributes.Value("messaging.destination.subscription.name")
+				found[queue.AsString()] = p.Value
+			}
+		}
+	}
+	return found
+}
+
+func metered() (*sdk.ManualReader, rabbitmq.Config) {
+	reader := sdk.NewManualReader()
+	return reader, rabbitmq.Config{MeterProvider: sdk.NewMeterProvider(sdk.WithReader(reader))}
+}
+
+// What waits in a queue is measured, without what is in flight.
+func TestDepth_IsWhatWaitsInEachQueue(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	reader, cfg := metered()
+	s := subscriber(t, queues(uri, 2), cfg)
+	for queue, n := range map[string]int{"orders": 9, "invoices": 2} {
+		a.declare(queue, nil)
+		for range n {
+			a.publish(queue, publishing("m", ""))
+		}
+		subscribe(t, s, queue) // takes no more than its prefetch of 2
+	}
+	want := map[string]int64{"orders": 7, "invoices": 0}
+	eventually(t, "what waits is measured", func() bool { return maps.Equal(depths(t, reader), want) })
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if found := depths(t, reader); len(found) > 0 {
+		t.Errorf("after Close: %v", found)
+	}
+}
+
+// writes counts them.
+type writes struct{ atomic.Int64 }
+
+func (w *writes) Write(p []byte) (int, error) {
+	w.Add(1)
+	return len(p), nil
+}
+
+// A queue that is exclusive to the connection of its consumer has no value, and that is no failure.
+func TestDepth_OfAnExclusiveQueueIsNotKnown(t *testing.T) {
+	t.Parallel()
+	exclusive := queues(testserver.RabbitMQ(t), 2)
+	exclusive.Queue.Exclusive = true
+	reader, cfg := metered()
+	var warnings writes
+	cfg.Logger = slog.New(slog.NewTextHandler(&warnings, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	out := subscribe(t, subscriber(t, exclusive, cfg), "orders")
+	for range 30 {
+		if found := depths(t, reader); len(found) > 0 {
+			t.Fatalf("found %v", found)
+		}
+		none(t, out)
+	}
+	if n := warnings.Load(); n > 0 {
+		t.Errorf("%d warnings", n)
+	}
+}
+
+// A silent broker leaves no stale value, and does not hold up Close.
+func TestDepth_IsNotKnownWhileTheBrokerIsSilent(t *testing.T) {
+	t.Parallel()
+	proxy, uri := testserver.ProxyAMQP(t, testserver.RabbitMQ(t))
+	reader, cfg := metered()
+	s := subscriber(t, queues(uri, 2), cfg)
+	subscribe(t, s, "orders")
+	measured := func() bool { return len(depths(t, reader)) == 1 }
+	eventually(t, "the queue is measured", measured)
+	proxy.Frozen.Store(true)
+	eventually(t, "the value is gone", func() bool { return !measured() })
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
