@@ -180,7 +180,7 @@ func TestRelay_ReturnsAnErrorIfNothingIsMigrated(t *testing.T) {
 // A sink that gives up ends the relay, with its lanes given back.
 func TestRelay_EndsWithItsSink(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		for name, cause := range map[string]error{"with an error": errors.New("no such exchange type"), "without one": nil} {
 			t.Run(name, func(t *testing.T) {
 				r, err := relay.New(p.box(t), &quitter{cause: cause, p: p, t: t}, relay.Config{Logger: quiet, Lease: 5 * time.Second})

@@ -81,7 +81,7 @@ func (p testDB) texts(t testing.TB, query string, args ...any) (all []string) {
 func TestRelay_PublishesNothingThatACrashTakesBackIfItRequiresDurable(t *testing.T) {
 	t.Parallel()
 	server, p := forgetful(t)
-	const crashes = 2
+	crashes := testserver.Rounds(1, 2)
 	for _, durable := range []bool{false, true} {
 		w := &wire{}
 		r := start(t, p.box(t), &sink{name: fmt.Sprint("durable ", durable), wire: w}, relay.Config{Lease: 2 * time.Second, RequireDurable: durable})
@@ -129,7 +129,7 @@ func TestRelay_PublishesNothingThatACrashTakesBackIfItRequiresDurable(t *testing
 func TestRelay_DeliversAllWithRequireDurable(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
-	const messages, single = 10_000, 100
+	messages, single := testserver.Rounds(2_000, 10_000), testserver.Rounds(20, 100)
 	for _, durable := range []bool{false, true} {
 		w, all, box := &wire{}, unkeyed(messages), p.box(t)
 		commit(t, box, all...)
@@ -145,7 +145,7 @@ func TestRelay_DeliversAllWithRequireDurable(t *testing.T) {
 			eventually(t, "it arrives", func() bool { return w.count() == len(all) })
 		}
 		t.Logf("RequireDurable %v: %d messages drained in %v; one committed and awaited alone takes %v",
-			durable, messages, drained.Round(time.Millisecond), (time.Since(begin) / single).Round(10*time.Microsecond))
+			durable, messages, drained.Round(time.Millisecond), (time.Since(begin) / time.Duration(single)).Round(10*time.Microsecond))
 		w.check(t, all, 0)
 		r.stop()
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -91,7 +92,7 @@ func TestRelay_StopsPublishingBeforeItsLeasesExpire(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, p testDB) {
 		p.watchTakeovers(t)
 		box, w := p.box(t), &wire{}
-		all := spread(64, 200) // of each key one after the other: longer than the lease
+		all := spread(testserver.Rounds(32, 64), 200) // of each key one after the other: longer than the lease
 		if !p.postgres() {
 			all = spread(8, 200)
 		}

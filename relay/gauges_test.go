@@ -18,7 +18,7 @@ import (
 // Another one that takes over goes on.
 func TestRelay_MeasuresWhatWaits(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		// Nothing is confirmed, and some are refused.
 		handle := func(ctx context.Context, m *relay.Message) error {

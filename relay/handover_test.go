@@ -23,7 +23,7 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 	var group sync.WaitGroup
 	var all []*message.Message
 	group.Go(func() {
-		keys, pause := 40, 10*time.Millisecond
+		keys, pause := testserver.Rounds(10, 40), testserver.Rounds(20*time.Millisecond, 10*time.Millisecond)
 		if box.Config().Database.Dialect == oncemill.SQLite {
 			keys, pause = 5, 100*time.Millisecond // one writer at a time
 		}
@@ -47,11 +47,11 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 
 func TestRelay_RepeatsNothingOverCleanStops(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		inFlight := 0
-		for i := range 5 {
+		for i := range testserver.Rounds(3, 5) {
 			var open atomic.Int64
 			s := &sink{name: fmt.Sprint("run", i), wire: w}
 			s.handle = func(ctx context.Context, m *relay.Message) error {
@@ -86,7 +86,7 @@ func TestRelay_RepeatsNothingOverCleanStops(t *testing.T) {
 
 func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		var workers []running
@@ -137,7 +137,7 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 
 func TestRelay_LeavesLanesToAWorkerThatReachesItsBroker(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		a, b := &sink{name: "a", wire: w}, &sink{name: "b", wire: w}
@@ -169,7 +169,7 @@ func hang(until <-chan struct{}) func(context.Context, *relay.Message) error {
 
 func TestRelay_LosesTheLanesOfASinkThatHangs(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		release := make(chan struct{})
 		end := sync.OnceFunc(func() { close(release) })
@@ -204,7 +204,7 @@ func TestRelay_LosesTheLanesOfASinkThatHangs(t *testing.T) {
 
 func TestRelay_StopsWithinItsTimeoutAlthoughTheSinkOwesOutcomes(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		var asked atomic.Int64
 		mute := &muteSink{asked: &asked}
@@ -242,7 +242,7 @@ func (s *muteSink) Publish(_ context.Context, msgs []*relay.Message, _ func(*rel
 
 func TestRelay_WaitsForWhatIsInFlightBeforeItStops(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		var asked atomic.Int64
 		answer := make(chan struct{})
@@ -298,7 +298,7 @@ func TestRelay_WorksUnderAnyDefaultIsolation(t *testing.T) {
 // A worker with nothing to do extends its leases less often, but before they expire.
 func TestRelay_KeepsItsLeasesAtRest(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		cfg := p.unhurried()
 		cfg.PollMax = 50 * time.Millisecond
 		start(t, p.box(t), &sink{name: "w", wire: &wire{}}, cfg)

@@ -120,7 +120,7 @@ func TestRelay_SurvivesAKillAtEachStepOfParking(t *testing.T) {
 		eachDatabase(t, func(t *testing.T, p testDB) {
 			steps := p.steps()
 			if !long() {
-				steps = oneMoment(steps, o.random("steps"))[:10] // others the next time
+				steps = oneMoment(steps, o.random("steps"))[:6] // others the next time
 			}
 			c := newCasualty(t, p)
 			for i, s := range steps {

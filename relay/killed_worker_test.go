@@ -72,7 +72,7 @@ func feed(t *testing.T, p testDB, box *outbox.Outbox) (stop func() []*message.Me
 // Workers are killed with their windows full of messages that have done nothing.
 func TestRelay_ChargesNobodyForAKilledWorker(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		kills, crashes := 2, 0
 		if long() {
 			kills = 20
@@ -137,7 +137,7 @@ func wireOf(b *broker) *wire {
 // A message that kills whatever worker sends it is found out, and nobody else.
 func TestRelay_GivesUpAMessageThatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		p.watchCharges(t)
 		b := startBroker(t, confirmAfter(5*time.Millisecond))
 		box := p.box(t)

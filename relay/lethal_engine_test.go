@@ -98,7 +98,7 @@ func (d *ward) step() {
 func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
 	for _, order := range []Order{OrderPerKey, OrderPerKeyPipelined, OrderNone} {
-		for _, lanes := range []int{1, testserver.Rounds(10, 32)} {
+		for _, lanes := range []int{1, testserver.Rounds(6, 32)} {
 			for _, c := range []struct {
 				name  string
 				build func(d *ward) (deaths int) // allowed

@@ -98,7 +98,7 @@ func TestRelay_DeliversBesideALockedTable(t *testing.T) {
 			stop()
 			unlock := p.lock(t, `lock table {{`+l.table+`}} in `+l.mode+` mode`)
 			var all []*message.Message
-			for i := range testserver.Rounds(10, 20) {
+			for i := range testserver.Rounds(5, 20) {
 				more := spread(40, 1)
 				for _, m := range more {
 					m.UUID = fmt.Sprint("beside", i, "/", m.UUID)
@@ -164,6 +164,10 @@ func TestRelay_StopsWhileItsDatabaseIsSilent(t *testing.T) {
 		"deletions":  {"delete from {{outbox}} o\nusing unnest("},
 		"heartbeats": {"with alive as ("},
 		"limits":     {"set local lock_timeout"},
+	}
+	if !long() {
+		delete(ends, "reads")
+		delete(ends, "limits")
 	}
 	for name, parts := range ends {
 		t.Run(name, func(t *testing.T) {
@@ -303,7 +307,7 @@ func TestRelay_DeliversBesideALockedMessageThatWaits(t *testing.T) {
 	mended.Store(true)
 	var all []*message.Message
 	for k := range 10 {
-		all = append(all, keyed(fmt.Sprint("key", k), 0, 100)...)
+		all = append(all, keyed(fmt.Sprint("key", k), 0, testserver.Rounds(30, 100))...)
 	}
 	commit(t, box, all...)
 	until(t, "the other keys arrive", func() bool { return w.distinct() >= len(all) }, func() int64 { return int64(w.distinct()) })
@@ -331,7 +335,7 @@ func TestRelay_GoesOnWhenManyConnectionsAreDead(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
 	proxy, db := p.behindProxy(t)
-	const idle = 40
+	idle := testserver.Rounds(15, 40)
 	db.SetMaxIdleConns(2 * idle)
 	var conns []*sql.Conn
 	for range idle {

@@ -13,7 +13,7 @@ import (
 // Its leases would last for an hour.
 func TestRelay_AWorkerTakesTheLanesOfItsFormerRunAtOnce(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		b := startBroker(t, confirmAfter(0))
 		spec := workerSpec{Name: "worker-1", UniqueName: true, Lease: time.Hour}
 		box := p.box(t)
@@ -53,7 +53,7 @@ func TestRelay_ASharedNameTakesNothing(t *testing.T) {
 
 func TestNew_AUniqueNameIsAName(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		var bad *oncemill.ConfigError
 		if _, err := relay.New(p.box(t), &sink{wire: &wire{}}, relay.Config{UniqueName: true}); !errors.As(err, &bad) {
 			t.Errorf("without a name: %v", err)

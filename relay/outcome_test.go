@@ -44,12 +44,13 @@ func TestRelay_ParksAKeyBehindAMessageThatFails(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("too large")
 	for _, kind := range []struct {
-		outcome string
-		err     error
-	}{{"refused", relay.Refused(cause)}, {"unroutable", relay.Unroutable(cause)}, {"unknown", cause}} {
+		outcome  string
+		err      error
+		database string
+	}{{"refused", relay.Refused(cause), "PostgreSQL"}, {"unroutable", relay.Unroutable(cause), "SQLite"}, {"unknown", cause, "PostgreSQL"}} {
 		t.Run(kind.err.Error(), func(t *testing.T) {
 			t.Parallel()
-			eachDatabase(t, func(t *testing.T, p testDB) {
+			oneDatabase(t, kind.database, func(t *testing.T, p testDB) {
 				keys := keysOfLane(5, 2)
 				broken := newBreakable(kind.err, func(m *relay.Message) bool { return m.MessageID == keys[0]+"/3" })
 				box, w := p.box(t), &wire{}
@@ -98,7 +99,7 @@ func TestRelay_ParksAKeyBehindAMessageThatFails(t *testing.T) {
 // counted against them.
 func TestRelay_SpendsNothingOnAnOutage(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		broken := newBreakable(relay.Unavailable(errors.New("no connection")), nil)
 		box, w := p.box(t), &wire{}
 		r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, unhurried)
@@ -124,7 +125,7 @@ func TestRelay_SpendsNothingOnAnOutage(t *testing.T) {
 // Outcomes of all kinds at random, late and early, in any order.
 func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		o := ordeal{seed: seed(t)}
 		decide := o.misbehave()
 		box, w := p.box(t), &wire{}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -32,7 +33,7 @@ func TestRelay_DeliversALargeMessageOverASlowWay(t *testing.T) {
 	}
 }
 
-// deliverLarge has a message of 12 MiB delivered after attempts that fail; then it comes from
+// deliverLarge has a message of 12 MiB (6 in short) delivered after attempts that fail; then it comes from
 // where it waits.
 func deliverLarge(t *testing.T, failures int32) {
 	t.Helper()
@@ -40,7 +41,7 @@ func deliverLarge(t *testing.T, failures int32) {
 	f := newVariety(p.beatsOf(t, "b"))
 	var came atomic.Bool
 	var attempts atomic.Int32
-	payload := make([]byte, 12<<20)
+	payload := make([]byte, testserver.Rounds(6, 12)<<20)
 	if _, err := rand.Read(payload); err != nil {
 		t.Fatal(err)
 	}

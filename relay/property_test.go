@@ -63,8 +63,8 @@ func (o ordeal) random(stream string) *rand.Rand {
 func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		testDB: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 6 * time.Second,
-		writers: 8, hold: 600 * time.Millisecond, bulk: 60, late: leastLate,
+		testDB: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 4 * time.Second,
+		writers: testserver.Rounds(6, 8), hold: 600 * time.Millisecond, bulk: 60, late: leastLate,
 		spec: workerSpec{Lease: time.Second, Window: 64, Batch: 16},
 	}
 	if long() {
@@ -91,8 +91,8 @@ func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 func TestRelay_KeepsItsPromisesOnSQLite(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		testDB: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 5 * time.Second,
-		writers: 3, hold: 30 * time.Millisecond, bulk: 20,
+		testDB: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 4 * time.Second,
+		writers: testserver.Rounds(2, 3), hold: 30 * time.Millisecond, bulk: 20,
 		spec: workerSpec{Lease: 2 * time.Second, Window: 64, Batch: 8},
 	}
 	if long() {
@@ -117,8 +117,8 @@ func TestRelay_KeepsItsPromisesInOtherOrders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.testDB, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 3*time.Second
-			o.writers, o.hold, o.bulk = 4, 10*time.Millisecond, 30
+			o.testDB, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 2*time.Second
+			o.writers, o.hold, o.bulk = testserver.Rounds(2, 4), 10*time.Millisecond, 30
 			o.spec.Lease, o.spec.Window, o.spec.Batch = time.Second, 64, 16
 			if long() {
 				o.duration = time.Minute
@@ -166,7 +166,7 @@ func (o ordeal) run(t *testing.T) (*business, *naiveReader) {
 	others.Go(func() {
 		for ctx.Err() == nil {
 			naive.step(t)
-			testserver.Pause(ctx, 5*time.Millisecond)
+			testserver.Pause(ctx, 20*time.Millisecond)
 		}
 	})
 	workers := o.nemesis(ctx, t, broker)
@@ -211,7 +211,7 @@ func (o ordeal) await(t *testing.T, b *business) {
 
 // leastLate is how many rows a run has to see that commit behind rows that are
 // gone.
-const leastLate = 100
+var leastLate = testserver.Rounds[int64](20, 100)
 
 func makeHistory(t testing.TB, box *outbox.Outbox) {
 	t.Helper()

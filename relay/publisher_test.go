@@ -41,7 +41,7 @@ func (w *wire) note(by string, m *message.Message) {
 
 func TestFromPublisher_DeliversToGoChannel(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		channel := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10, BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 		received, err := channel.Subscribe(t.Context(), "orders")
 		if err != nil {
@@ -144,7 +144,7 @@ func TestFromPublisher_LogsTheStackOfAPanic(t *testing.T) {
 // has expired; then another worker takes the lane.
 func TestFromPublisher_ACallThatHangsKeepsOneLane(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		bad := keysOfLane(0, 1)[0]
 		release := make(chan struct{})

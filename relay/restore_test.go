@@ -72,12 +72,12 @@ func TestRelay_LosesNothingThatARestoredServerHolds(t *testing.T) {
 	p.commitFacts(t, bad)
 	load := p.produce(t, 4, 2*time.Millisecond)
 	eventually(t, "traffic, and all that is refused parked", func() bool {
-		return load.count() > 500 && p.count(t, `select count(*) from {{parked}}`) == len(bad)
+		return load.count() > testserver.Rounds(200, 500) && p.count(t, `select count(*) from {{parked}}`) == len(bad)
 	})
 	file := filepath.Join(t.TempDir(), "dump.sql")
 	server.Dump(file)
 	atDump, arrived := load.count(), w.distinct()
-	eventually(t, "traffic after the dump", func() bool { return load.count() > atDump+300 })
+	eventually(t, "traffic after the dump", func() bool { return load.count() > atDump+testserver.Rounds(150, 300) })
 	load.halt()
 	for _, r := range workers {
 		r.stop()
@@ -106,7 +106,7 @@ func TestRelay_LosesNothingThatARestoredServerHolds(t *testing.T) {
 	anew := &wire{}
 	r := start(t, q.box(t), &sink{name: "restored", wire: anew, handle: gate.handle}, cfg)
 	more := q.produce(t, 4, 2*time.Millisecond)
-	eventually(t, "traffic on the new server", func() bool { return more.count() > 300 })
+	eventually(t, "traffic on the new server", func() bool { return more.count() > testserver.Rounds(100, 300) })
 	more.halt()
 	q.awaitNothingOwedInAll(t)
 
@@ -286,8 +286,8 @@ func TestRelay_ResumesAfterPostgresWasAway(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		workers = append(workers, start(t, p.box(t), &sink{name: name, wire: w, handle: slow(3 * time.Millisecond)}, relay.Config{Lease: 2 * time.Second}))
 	}
-	load := p.produce(t, 6, 2*time.Millisecond)
-	eventually(t, "traffic", func() bool { return load.count() > 500 })
+	load := p.produce(t, testserver.Rounds(3, 6), 2*time.Millisecond)
+	eventually(t, "traffic", func() bool { return load.count() > testserver.Rounds(200, 500) })
 	server.Crash()
 	testserver.Pause(t.Context(), outage)
 	before, n := w.count(), load.count()
@@ -295,7 +295,7 @@ func TestRelay_ResumesAfterPostgresWasAway(t *testing.T) {
 	begin := time.Now()
 	eventually(t, "the first message", func() bool { return w.count() > before })
 	took := time.Since(begin)
-	eventually(t, "traffic", func() bool { return load.count() > n+500 })
+	eventually(t, "traffic", func() bool { return load.count() > n+testserver.Rounds(200, 500) })
 	load.halt()
 	p.awaitNothingOwedInAll(t)
 	c := p.audit(t, w)

@@ -259,7 +259,7 @@ func TestNewRouter_ReportsAllMistakesAtOnce(t *testing.T) {
 // other lanes.
 func TestRouter_ServesSeveralSinksInOneRelay(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		box := p.box(t)
 		orders, stock := &wire{}, &wire{}
 		router := newRouter(

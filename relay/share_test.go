@@ -10,12 +10,13 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 func TestDivide_ReachesFairSharesAndStaysThere(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(40) {
+	for seed := range uint64(testserver.Rounds(10, 40)) {
 		c := newCluster(seed)
 		c.join()
 		for range 12 {

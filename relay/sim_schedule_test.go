@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"testing"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // simulate runs the schedule of a seed to its end.
@@ -26,7 +28,7 @@ func simulate(seed uint64) *simulation {
 // A seed that fails is of use only if it fails again.
 func TestEngine_ASeedRepeatsItsSchedule(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(10) {
+	for seed := range uint64(testserver.Rounds(3, 10)) {
 		a, b := simulate(seed), simulate(seed)
 		sameRow := func(x, y *simRow) bool { return x.ID == y.ID }
 		if !a.now.Equal(b.now) || a.rng.Uint64() != b.rng.Uint64() || !slices.EqualFunc(a.wire, b.wire, sameRow) || !maps.Equal(a.stats, b.stats) {

@@ -11,11 +11,12 @@ import (
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 var (
-	schedules = flag.Int("schedules", 150, "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
+	schedules = flag.Int("schedules", testserver.Rounds(75, 150), "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
 	firstSeed = flag.Uint64("seed", 0, "seed of the first schedule")
 )
 

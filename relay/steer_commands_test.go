@@ -21,7 +21,7 @@ import (
 // held.
 func TestSteer_AReleaseWhoseRecordHadNoAnswerIsCarriedOut(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		p.control(t)
 		cfg := p.unhurried()
 		cfg.Name = "one"
@@ -39,7 +39,7 @@ func TestSteer_AReleaseWhoseRecordHadNoAnswerIsCarriedOut(t *testing.T) {
 // Messages that fail again have their usual time until the next try.
 func TestSteer_RetryNowUsesUpOneAttempt(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		control, sink := p.control(t), newCounting()
 		box := p.boxOn(t, p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
 			if strings.Contains(text, "next_at > ") && strings.Contains(text, "update") {
@@ -106,7 +106,7 @@ func TestSteer_PausesAreReadWhileCommandsWait(t *testing.T) {
 // The former owner leaves a lane to the others, even if they learn of its release later.
 func TestSteer_AReleasedLaneWaitsForWorkersThatLearnOfItLater(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		control := p.control(t)
 		var looks atomic.Int64
 		one := p.boxOn(t, p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {

@@ -98,7 +98,7 @@ func do(t testing.TB, err error) {
 // A worker that starts while a topic is paused sends nothing of it, not even at first.
 func TestSteer_APauseSurvivesARestartAndKeepsKeysInOrder(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		control, box := p.control(t), p.box(t)
 		sink := newCounting()
 		do(t, control.Pause(t.Context(), steer.Target{Kind: steer.Topic, Name: "a"}, ada))
@@ -126,7 +126,7 @@ func TestSteer_APauseSurvivesARestartAndKeepsKeysInOrder(t *testing.T) {
 
 func TestSteer_ARunningWorkerLearnsOfEachKindOfPause(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		control, box := p.control(t), p.box(t)
 		sink, other := newCounting(), newCounting()
 		router, err := relay.NewRouter(relay.Route{Topics: "b.#", Name: "second", Sink: other}, relay.Route{Topics: "#", Sink: sink})
@@ -225,7 +225,7 @@ func TestSteer_WithoutTheRightToReadPausesNothingIsPaused(t *testing.T) {
 // gets one more attempt than the one after the resumption.
 func TestSteer_APauseIsNotTimeOfAMessage(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		for _, target := range []steer.Target{{Kind: steer.Topic, Name: "a"}, {Kind: steer.Key, Name: "k"}, {Kind: steer.Lane, Name: fmt.Sprint(outbox.Lane("k", ""))}} {
 			control, box, sink := p.control(t), p.box(t), newCounting()
 			sink.refuse.Store(true)
@@ -254,7 +254,7 @@ func TestSteer_APauseIsNotTimeOfAMessage(t *testing.T) {
 
 func TestSteer_ARefusedMessageIsRetriedNow(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		control, box, sink := p.control(t), p.box(t), newCounting()
 		sink.refuse.Store(true)
 		cfg := p.unhurried()
@@ -279,7 +279,7 @@ func TestSteer_ARefusedMessageIsRetriedNow(t *testing.T) {
 
 func TestSteer_AReleasedLaneGoesToAnotherWorkerAndStaysThere(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		control := p.control(t)
 		cfg := p.unhurried()
 		owner := func(lane int) (name string) {

@@ -16,7 +16,7 @@ import (
 // them again. Else nobody would work them, as long as it lives.
 func TestRelay_GivesBackLeasesThatItDoesNotKnowOf(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		p.watchReturns(t)
 		var upkeep, lanes atomic.Bool // was lost
 		lose := func() error { return errors.New("connection reset after the commit") }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -52,7 +51,8 @@ func eachDatabase(t *testing.T, test func(t *testing.T, p testDB)) {
 }
 
 // oneDatabase runs a test of what hardly depends on the database on the named one, and on
-// each in a long run.
+// each in a long run. Most tests of relays do: what the databases do differently is in the
+// tests of internal/relaystore and internal/outboxstore, which always run on both.
 func oneDatabase(t *testing.T, name string, test func(t *testing.T, p testDB)) {
 	if long() {
 		eachDatabase(t, test)
@@ -80,18 +80,30 @@ func onServer(t testing.TB, server *testserver.PostgresServer) testDB {
 	return migrated(t, testDB{db: open(t), driver: testserver.DriverName(), dsn: server.DSN(), open: open})
 }
 
+// migratedSQLite is where a test on SQLite begins.
+var migratedSQLite = testserver.SQLiteCopies(func(db *sql.DB) error {
+	return oncemill.Migrate(context.Background(), db, oncemill.Config{}, migrations...)
+})
+
 func onSQLite(t testing.TB) testDB {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "test.db")
+	path := migratedSQLite(t)
 	open := func(t testing.TB, _ ...string) *sql.DB { return testserver.OpenSQLite(t, path) }
-	return migrated(t, testDB{db: open(t), driver: "sqlite", dsn: oncemill.SQLiteDSN(path), open: open})
+	return resolved(t, testDB{db: open(t), driver: "sqlite", dsn: oncemill.SQLiteDSN(path), open: open})
 }
+
+var migrations = []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations}
 
 func migrated(t testing.TB, p testDB) testDB {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, migrations...); err != nil {
 		t.Fatal(err)
 	}
+	return resolved(t, p)
+}
+
+func resolved(t testing.TB, p testDB) testDB {
+	t.Helper()
 	cfg, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func (f *fussy) delivered() []string {
 // A discard that is undone before the relay has done it leaves the message in its place,
 // with its successors behind it. One that the relay has done cannot be undone.
 func TestRelay_AnUndoneDiscardHoldsTheKeyAgain(t *testing.T) {
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		box := p.box(t)
 		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
 		if err != nil {
@@ -120,7 +120,7 @@ func TestRelay_AnUndoneDiscardHoldsTheKeyAgain(t *testing.T) {
 // A dead letter that was discarded at once is dead again, and its replay is delivered. One
 // that fails again names its new dead letter.
 func TestRelay_AnUndoneDiscardIsReplayed(t *testing.T) {
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		box := p.box(t)
 		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
 		if err != nil {

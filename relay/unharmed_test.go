@@ -46,7 +46,7 @@ func (r *readings) around(_ *tapConn, text string, args []driver.NamedValue) fun
 // keys have to send costs as many reads as before.
 func TestRelay_OtherKeysPayNothingForAParkedOne(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p testDB) {
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		r := &readings{table: database.Of(p.cfg).Table("outbox")}
 		box, w := p.boxOn(t, p.tapped(t, r.around), outbox.NoHistory), &wire{}
 		keys := keysOfLane(5, 3)

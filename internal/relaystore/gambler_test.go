@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -361,23 +359,19 @@ func didAll(steps map[string]int) bool {
 // message is in one place, where a simple model says it is.
 func TestRetries_AgreesWithAModel(t *testing.T) {
 	t.Parallel()
-	scale := 1
-	if os.Getenv("ONCEMILL_LONG") != "" {
-		scale = 20
-	}
-	for _, level := range []string{"read committed", "serializable"} {
+	for _, level := range testserver.OneOf(t, "read committed", "serializable") {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			gamble(t, newFixture(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, time.Hour), 2*scale, 60)
+			gamble(t, newFixture(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, time.Hour), testserver.Rounds(2, 40), 60)
 		})
 	}
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
+		db := testserver.OpenSQLite(t, migratedSQLite(t))
 		db.SetMaxOpenConns(1)
 		p := newFixture(t, db, oncemill.Config{}, time.Hour)
 		p.exec(t, `pragma synchronous = off`)
-		gamble(t, p, 4*scale, 80)
+		gamble(t, p, testserver.Rounds(2, 80), 80)
 	})
 }

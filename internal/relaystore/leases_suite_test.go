@@ -3,14 +3,11 @@ package relaystore
 import (
 	"database/sql"
 	"errors"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/audit"
-	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
@@ -29,7 +26,7 @@ type leaseFixture struct {
 func eachLeaseStore(t *testing.T, test func(t *testing.T, s leaseFixture)) {
 	t.Parallel()
 	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) leaseFixture {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relayMigrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, migrations...); err != nil {
 			t.Fatal(err)
 		}
 		newBox := func(db *sql.DB) *outbox.Outbox {
@@ -52,7 +49,7 @@ func eachLeaseStore(t *testing.T, test func(t *testing.T, s leaseFixture)) {
 	}
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		path := filepath.Join(t.TempDir(), "test.db")
+		path := migratedSQLite(t)
 		other := testserver.OpenSQLite(t, path)
 		other.SetMaxOpenConns(1)
 		if _, err := other.ExecContext(t.Context(), `pragma busy_timeout = 100`); err != nil {

@@ -1,7 +1,6 @@
 package relaystore
 
 import (
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +24,7 @@ func eachFilled(t *testing.T, test func(t *testing.T, p *fixture)) {
 	})
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		p := newFixture(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, time.Hour)
+		p := newFixture(t, testserver.OpenSQLite(t, migratedSQLite(t)), oncemill.Config{}, time.Hour)
 		p.spread(t, sqliteNow)
 		test(t, p)
 	})

@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -22,7 +21,7 @@ import (
 // However large the messages that are moved, others get their turn to write in between.
 func TestRetries_OnSQLiteGivesWay(t *testing.T) {
 	t.Parallel()
-	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
+	db := testserver.OpenSQLite(t, migratedSQLite(t))
 	p := newFixture(t, db, oncemill.Config{}, 24*time.Hour)
 	p.exec(t, `create table effects (n int)`)
 
@@ -51,7 +50,7 @@ func TestRetries_OnSQLiteGivesWay(t *testing.T) {
 		}
 	}
 
-	const messages, size = 120, 512 << 10
+	messages, size := testserver.Rounds(40, 120), 512<<10
 	key := laneKey(1)
 	publish := func(name string) []outboxstore.Ref {
 		t.Helper()

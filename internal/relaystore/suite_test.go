@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -50,13 +49,13 @@ func eachStore(t *testing.T, test func(t *testing.T, p *fixture)) {
 	}
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		test(t, newFixture(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, 0))
+		test(t, newFixture(t, testserver.OpenSQLite(t, migratedSQLite(t)), oncemill.Config{}, 0))
 	})
 }
 
 func newFixture(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration) *fixture {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relayMigrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, cfg, migrations...); err != nil {
 		t.Fatal(err)
 	}
 	p := &fixture{db: db}
@@ -68,7 +67,12 @@ func newFixture(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Dura
 	return p
 }
 
-var relayMigrations = oncemill.Migrations{Name: "relay", FS: Migrations}
+var migrations = []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, {Name: "relay", FS: Migrations}}
+
+// migratedSQLite is where a test on SQLite begins.
+var migratedSQLite = testserver.SQLiteCopies(func(db *sql.DB) error {
+	return oncemill.Migrate(context.Background(), db, oncemill.Config{}, migrations...)
+})
 
 func openStore(box *outbox.Outbox) Store {
 	cfg := box.Config()

@@ -12,8 +12,18 @@ import (
 // machines are slow and busy. Only failing tests wait that long.
 const MaxWait = 5 * time.Minute
 
-// lookEvery is the interval between two checks of a condition.
-const lookEvery = 5 * time.Millisecond
+// The interval between two checks of a condition is lookEvery at first and grows with the time
+// waited, to lookAtLast: a check is often a query, and hundreds a second of many tests at once
+// are what the machine is busy with.
+const (
+	lookEvery  = 5 * time.Millisecond
+	lookAtLast = 40 * time.Millisecond
+)
+
+// untilNextLook returns the interval after a check, by the time waited so far.
+func untilNextLook(waited time.Duration) time.Duration {
+	return min(max(waited/16, lookEvery), lookAtLast)
+}
 
 // Eventually waits until condition holds. what describes the condition:
 //
@@ -30,8 +40,9 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 // delivery of a backlog.
 func EventuallyMoving[P comparable](t testing.TB, what string, condition func() bool, progress func() P) {
 	t.Helper()
-	last, since := progress(), time.Now()
-	for ; !condition(); time.Sleep(lookEvery) {
+	begin := time.Now()
+	last, since := progress(), begin
+	for ; !condition(); time.Sleep(untilNextLook(time.Since(begin))) {
 		if now := progress(); now != last {
 			last, since = now, time.Now()
 		}
@@ -44,8 +55,9 @@ func EventuallyMoving[P comparable](t testing.TB, what string, condition func() 
 // Poll waits until condition holds and returns true, or false if ctx ends first. Unlike
 // [Eventually] it may be called from any goroutine.
 func Poll(ctx context.Context, condition func() bool) bool {
+	begin := time.Now()
 	for !condition() {
-		if !Pause(ctx, lookEvery) {
+		if !Pause(ctx, untilNextLook(time.Since(begin))) {
 			return false
 		}
 	}

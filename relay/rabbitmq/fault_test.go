@@ -75,9 +75,10 @@ func (p *path) owedInAll(t testing.TB) int {
 
 // tap is a raw consumer of some queues: what has arrived there.
 type tap struct {
-	mu  sync.Mutex
-	ids []string
-	at  []time.Time
+	mu   sync.Mutex
+	ids  []string
+	at   []time.Time
+	seen map[string]bool // each of ids
 }
 
 func (c *tap) consume(t testing.TB, ch *amqp.Channel, queue string) {
@@ -90,6 +91,10 @@ func (c *tap) consume(t testing.TB, ch *amqp.Channel, queue string) {
 		for d := range deliveries {
 			c.mu.Lock()
 			c.ids, c.at = append(c.ids, d.MessageId), append(c.at, time.Now())
+			if c.seen == nil {
+				c.seen = map[string]bool{}
+			}
+			c.seen[d.MessageId] = true
 			c.mu.Unlock()
 		}
 	}()
@@ -105,11 +110,7 @@ func (c *tap) count() int {
 func (c *tap) distinct() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	seen := map[string]bool{}
-	for _, id := range c.ids {
-		seen[id] = true
-	}
-	return len(seen)
+	return len(c.seen)
 }
 
 // check compares what has arrived with what was committed, with the order of each
@@ -170,11 +171,12 @@ func (p *path) mustHaveSpentNothing(t testing.TB) {
 func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, end func()) {
 	t.Helper()
 	const topic = "orders"
-	p.commitTo(t, topic, 40, 1000)
+	backlog := testserver.Rounds(400, 1000)
+	p.commitTo(t, topic, 40, backlog)
 	confirmed, failed := p.outcomes(t, "confirmed"), p.outcomes(t, "unavailable")+p.outcomes(t, "unroutable")
 	eventually(t, "some are delivered", func() bool { return p.outcomes(t, "confirmed") > confirmed+100 })
 	begin()
-	p.commitTo(t, topic, 40, 1000)
+	p.commitTo(t, topic, 40, backlog)
 	eventually(t, "the outage is felt", func() bool {
 		return p.outcomes(t, "unavailable")+p.outcomes(t, "unroutable") > failed
 	})
@@ -183,7 +185,7 @@ func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, e
 	}
 	p.mustHaveSpentNothing(t)
 	owed, confirmed := p.owedInAll(t), p.outcomes(t, "confirmed")
-	if owed < 1000 {
+	if owed < backlog {
 		t.Errorf("%d messages are owed after the outage: the test shows nothing", owed)
 	}
 	end()
@@ -199,19 +201,31 @@ func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, e
 	p.mustHaveSpentNothing(t)
 }
 
-// An alarm of the broker blocks its publishers.
-func TestRelay_SitsOutAlarms(t *testing.T) {
+// One node for outages of the whole broker, one after the other.
+func TestRelay_SitsOutOutages(t *testing.T) {
 	t.Parallel()
 	node := testserver.PrivateRabbitMQ(t)
+	t.Run("Alarms", func(t *testing.T) { sitsOutAlarms(t, node) })
+	t.Run("ResumesWithoutCountingAFailure", func(t *testing.T) { resumesWithoutCountingAFailure(t, node) })
+}
+
+// An alarm of the broker blocks its publishers, to whom a long run shows both kinds.
+func sitsOutAlarms(t *testing.T, node *testserver.RabbitServer) {
 	admin, arrived := dialAMQP(t, node.URI()), &tap{}
 	declareQueue(t, admin, "orders", nil)
 	arrived.consume(t, admin, "orders")
 	pg := testserver.Postgres(t)
 	p := startPath(t, pg.DB, pg.Config, node.URI())
 	outage := outageTime(3 * time.Second)
-	p.sitOut(t, arrived, outage, node.RaiseMemoryAlarm, node.ClearMemoryAlarm)
 	p.sitOut(t, arrived, outage, node.RaiseDiskAlarm, node.ClearDiskAlarm)
+	if long() {
+		p.sitOut(t, arrived, outage, node.RaiseMemoryAlarm, node.ClearMemoryAlarm)
+	}
 	p.finish(t, arrived)
+	p.end()
+	if _, err := admin.QueueDelete("orders", false, false, false); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // finish checks what has arrived when all has been delivered.
@@ -264,11 +278,8 @@ func TestRelay_SitsOutAMissingQueue(t *testing.T) {
 // in memory. The other one's messages, committed after all that, flow all the time.
 func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 	t.Parallel()
-	const batch = 8
-	stuck, memory := 4_500, 32*8*batch // rows
-	if long() {
-		stuck = 30_000
-	}
+	batch, stuck := testserver.Rounds(4, 8), testserver.Rounds(2_300, 30_000)
+	memory := 32 * 8 * batch // rows
 	if stuck < 2*memory {
 		t.Fatalf("%d messages may fit into memory: the test shows nothing", stuck)
 	}

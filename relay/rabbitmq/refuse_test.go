@@ -259,15 +259,14 @@ func TestSink_SendsWhatJustFits(t *testing.T) {
 	}
 }
 
-func TestSink_FindsTheMessageTheBrokerFindsTooLarge(t *testing.T) {
-	t.Parallel()
-	node := testserver.PrivateRabbitMQ(t, "max_message_size=20000")
-	declareQueue(t, dialAMQP(t, node.URI()), "orders", nil)
-	sink := start(t, queues(node.URI()), rabbitmq.Config{})
-	open := batch(0, 1, 300, "orders")
+// mostBytes is the size of a message from which on the broker refuses it, by closing the channel.
+const mostBytes = 20_000
+
+// findsWhatIsTooLarge hands over 300 messages of which the broker refuses three.
+func findsWhatIsTooLarge(t *testing.T, sink *rabbitmq.Sink, open []*relay.Message) {
 	large := map[*relay.Message]bool{open[17]: true, open[18]: true, open[200]: true}
 	for m := range large {
-		m.Payload = make([]byte, 20_001)
+		m.Payload = make([]byte, mostBytes+1)
 	}
 	for round := 1; len(open) > 0; round++ {
 		if round > 3 {

@@ -31,6 +31,7 @@ type path struct {
 	box       *outbox.Outbox
 	sink      *rabbitmq.Sink
 	reader    *sdk.ManualReader
+	end       func()             // stops the relay, before the test ends
 	next      int                // number of the next message
 	committed []*message.Message // and not received
 }
@@ -69,7 +70,8 @@ func startPath(t testing.TB, db *sql.DB, cfg oncemill.Config, uri string, adjust
 			t.Errorf("Run: %v", err)
 		}
 	})
-	t.Cleanup(func() { cancel(); group.Wait() })
+	p.end = func() { cancel(); group.Wait() }
+	t.Cleanup(p.end)
 	return p
 }
 
@@ -170,21 +172,19 @@ func (p *path) receive(t testing.TB, uri string) (repeats int) {
 }
 
 // RabbitMQ is stopped in the middle of a backlog, for a while, and started again.
-func TestRelay_ResumesAfterAnOutageWithoutCountingAFailure(t *testing.T) {
-	t.Parallel()
-	outage := outageTime(4 * time.Second)
-	node := testserver.PrivateRabbitMQ(t)
+func resumesWithoutCountingAFailure(t *testing.T, node *testserver.RabbitServer) {
+	outage, backlog := outageTime(3*time.Second), testserver.Rounds(800, 2000)
 	declareQueue(t, dialAMQP(t, node.URI()), "orders", nil)
 	pg := testserver.Postgres(t)
 	p := startPath(t, pg.DB, pg.Config, node.URI())
 
-	p.commit(t, 2000)
+	p.commit(t, backlog)
 	eventually(t, "some are delivered", func() bool { return p.outcomes(t, "confirmed") > 100 })
 	node.Stop()
-	p.commit(t, 2000)
+	p.commit(t, backlog)
 	begin, owed := time.Now(), p.owed(t)
 	testserver.Pause(t.Context(), outage)
-	if n := p.owed(t); n != owed || n < 2000 {
+	if n := p.owed(t); n != owed || n < backlog {
 		t.Errorf("%d rows are owed after %v without a broker, %d were when it went", n, time.Since(begin), owed)
 	}
 	if n := p.outcomes(t, "unavailable"); n == 0 {

@@ -21,7 +21,7 @@ import (
 
 func TestSink_DeliversEveryLaneInOrder(t *testing.T) {
 	t.Parallel()
-	const lanes, perLane = 32, 400
+	lanes, perLane := 32, testserver.Rounds(150, 400)
 	uri := testserver.RabbitMQ(t)
 	admin := dialAMQP(t, uri)
 	declareQueue(t, admin, "orders", nil)
