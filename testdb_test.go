@@ -40,10 +40,10 @@ var testDBs = map[string]func(*testing.T) *testDB{
 func onEachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range testDBs {
+	for _, name := range append(testserver.OneOf(t, "postgresql", "postgresql_repeatable_read"), "sqlite") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, open(t))
+			test(t, testDBs[name](t))
 		})
 	}
 }

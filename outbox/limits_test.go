@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -134,7 +135,10 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 			if err := insert(128<<20 + 1); err == nil {
 				t.Errorf("%s: a payload of more than 128 MiB is taken", table)
 			}
-			expectNoError(t, insert(128<<20))
+			// The other tables have the same limit; to write so much takes long.
+			if testserver.Long() || table == "outbox" && !p.isSQLite() {
+				expectNoError(t, insert(128<<20))
+			}
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -272,7 +273,7 @@ func TestRead_BusyKeysMayHoldAnything(t *testing.T) {
 // Thousands of rows of one key in front of others must not starve them; the prototype
 // that read past no key never came to them.
 func TestRead_ABurstOfOneKeyHidesNobodyBehindIt(t *testing.T) {
-	sizes := map[bool]int{false: 20, true: 1}
+	sizes := map[bool]int{false: testserver.Rounds(3, 20), true: 1}
 	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for i := range sizes[p.isSQLite()] {
 			burst := messages(fmt.Sprint("burst", i), 1000)

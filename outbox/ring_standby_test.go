@@ -77,8 +77,18 @@ func TestRing_IsLeftToVacuumWhileAStandbyReplays(t *testing.T) {
 		t.Errorf("as a role without rights: %+v, %v", done, err)
 	}
 
-	// Nor while it is away but has a slot.
+	// It is truncated beside the standby if that is asked for.
 	expectNoError(t, reader.Rollback())
+	auto := p.cfg
+	p.use(t, p.db, func(cfg *outbox.Config) { cfg.Truncate = outbox.TruncateAlways })
+	p.expectTruncated(t, 2)
+	p.cfg = auto
+	p.use(t, p.db, nil)
+	p.leaveDead(t, 4)
+	p.leaveDead(t, 5)
+	p.enter(t, 6)
+
+	// Neither is it while the standby is away but has a slot.
 	expectNoError(t, replica.Close())
 	standby.Stop()
 	eventually(t, "the standby is gone", func() bool { return p.count(t, `select count(*) from pg_stat_replication`) == 0 })
@@ -93,21 +103,10 @@ func TestRing_IsLeftToVacuumWhileAStandbyReplays(t *testing.T) {
 	})
 }
 
-func TestRing_IsTruncatedBesideAStandbyIfThatIsAskedFor(t *testing.T) {
-	t.Parallel()
-	p, server := private(t, outbox.TruncateAlways)
-	server.Standby()
-	eventually(t, "the standby is connected", func() bool {
-		return p.count(t, `select count(*) from pg_stat_replication where state = 'streaming'`) == 1
-	})
-	p.leaveDead(t, 0)
-	p.enter(t, 1)
-	p.expectTruncated(t, 1)
-}
-
 func TestRing_IsNeverTruncatedIfThatIsAskedFor(t *testing.T) {
 	t.Parallel()
-	p, _ := private(t, outbox.TruncateNever)
+	p := ring(t)
+	p.use(t, p.db, func(cfg *outbox.Config) { cfg.Truncate = outbox.TruncateNever })
 	p.leaveDead(t, 0)
 	p.enter(t, 1)
 	p.expectTruncated(t, 0)

@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 func command(ctx context.Context, env []string, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append([]string{commandEnv + "=1", "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir()}, env...)
+	if options, ok := os.LookupEnv("GORACE"); ok { // the race detector's: how long a process waits at its end
+		cmd.Env = append(cmd.Env, "GORACE="+options)
+	}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	return cmd, &output

@@ -62,7 +62,7 @@ func newTarget(t *testing.T) *target {
 
 // command returns the command of a short run.
 func (at *target) command(more ...string) (*exec.Cmd, *bytes.Buffer) {
-	return command(at.t.Context(), []string{"TMPDIR=" + at.logs}, append([]string{"verify", "--database", at.pg.DSN, "--amqp-url", at.amqp, "--name", at.name, "--time", "5s", "--rate", "40"}, more...)...)
+	return command(at.t.Context(), []string{"TMPDIR=" + at.logs}, append([]string{"verify", "--database", at.pg.DSN, "--amqp-url", at.amqp, "--name", at.name, "--time", "5s", "--rate", testserver.Rounds("20", "40")}, more...)...)
 }
 
 // run runs the command and returns its output.

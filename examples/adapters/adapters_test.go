@@ -102,7 +102,8 @@ var routers = map[string]func(*idempotency.Engine) http.Handler{
 	},
 }
 
-const requests = 40
+// requests are enough for groups, with each kind of request several times.
+var requests = testserver.Rounds(16, 40)
 
 // A request is paid once, also if the first attempt loses against another transaction, alone
 // and in groups.

@@ -62,7 +62,10 @@ func TestSetups(t *testing.T) {
 				}
 				binaries, suites := maps.Clone(binaries), slices.Clone(suites)
 				binaries["internal/e2e"] = self
-				for _, of := range append(suites, suite{name: "internal/e2e", few: []string{"TestWholeWay"}}) {
+				if long || s.pooler != nil { // in a short run, where a connection is kept for the least time
+					suites = append(suites, suite{name: "internal/e2e", few: []string{"TestWholeWay"}})
+				}
+				for _, of := range suites {
 					t.Run(of.name, func(t *testing.T) {
 						t.Parallel()
 						s.run(t, of, binaries[of.name])
@@ -105,7 +108,8 @@ func build(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"test", "-c", "-o", dir + string(filepath.Separator), "-modfile=" + modfile, "-mod=mod", "-overlay=" + write("overlay.json", overlay)}
+	// Without what a debugger needs, and vetted elsewhere.
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", dir + string(filepath.Separator), "-modfile=" + modfile, "-mod=mod", "-overlay=" + write("overlay.json", overlay)}
 	binaries := map[string]string{}
 	for _, s := range suites {
 		path := module
@@ -146,7 +150,11 @@ func (s setup) run(t *testing.T, of suite, binary string) {
 	args := []string{"-test.v", "-test.timeout=30m", "-test.skip=" + exactly(never) + "|/(?i)^sqlite"}
 	least := 1
 	if !long || of.name == "internal/e2e" {
-		few := slices.DeleteFunc(slices.Clone(of.few), func(name string) bool { return slices.Contains(never, name) })
+		few := of.few
+		if s.pooler != nil && of.pooled != nil {
+			few = of.pooled
+		}
+		few = slices.DeleteFunc(slices.Clone(few), func(name string) bool { return slices.Contains(never, name) })
 		least = len(few)
 		args = append(args, "-test.run="+exactly(few))
 	}
@@ -188,7 +196,7 @@ func mustExist(t *testing.T, binaries map[string]string) {
 			t.Fatalf("list the tests of %s: %v", of.name, err)
 		}
 		there := strings.Fields(string(out))
-		named := slices.Concat(of.few, of.never)
+		named := slices.Concat(of.few, of.pooled, of.never)
 		for _, tests := range everySkip {
 			named = append(named, tests[of.name]...)
 		}

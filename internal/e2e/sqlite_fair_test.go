@@ -33,15 +33,12 @@ import (
 // waits returns when its context ends.
 func TestSQLite_IsFairUnderSlowHandlers(t *testing.T) {
 	t.Parallel()
-	for _, load := range []struct {
+	type load struct {
 		requests int
 		handler  time.Duration
-	}{
-		{8, 50 * time.Millisecond},
-		{8, 200 * time.Millisecond},
-		{50, 50 * time.Millisecond},
-		{50, 200 * time.Millisecond},
-	} {
+	}
+	few := []load{{8, 200 * time.Millisecond}, {50, 50 * time.Millisecond}}
+	for _, load := range testserver.Rounds(few, append(few, load{8, 50 * time.Millisecond}, load{50, 200 * time.Millisecond})) {
 		t.Run(fmt.Sprintf("%d requests of %v", load.requests, load.handler), func(t *testing.T) {
 			t.Parallel() // each on a file of its own; most of the time handlers sleep
 			f := newFair(t)
@@ -338,7 +335,7 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 // relay's, which are bounded by the time that they keep others waiting.
 func TestSQLite_ProducersPassABacklog(t *testing.T) {
 	t.Parallel()
-	rows := testserver.Rounds(10_000, 300_000)
+	rows := testserver.Rounds(4000, 300_000)
 	f := newFair(t)
 	f.fill(t, rows)
 	stop := f.relay(t)

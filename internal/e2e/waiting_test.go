@@ -29,8 +29,8 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// TestWaiting relays messages beside very many that wait. Its sizes are those of the
-// documents with ONCEMILL_LONG.
+// TestWaiting relays messages beside very many that wait. With ONCEMILL_LONG the sizes are those
+// of the documents, and each kind of waiting messages has its place; otherwise all share one.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
 	topics, rows, mebibytes, each := 1000, 3000, 64, 10*time.Second // shorter ones count the first attempts
@@ -49,10 +49,11 @@ func TestWaiting(t *testing.T) {
 		outbox.SetKey(msg, key)
 		return msg
 	}
-	cases := []struct {
+	type kind struct {
 		name string
 		fill func(t *testing.T, w *waiting)
-	}{
+	}
+	cases := []kind{
 		{fmt.Sprintf("%d topics without a queue", topics), func(t *testing.T, w *waiting) {
 			for i := range topics {
 				w.topics++
@@ -73,6 +74,14 @@ func TestWaiting(t *testing.T) {
 				w.add(t, "healthy", behind("held"+strconv.Itoa(i%64), 1<<20))
 			}
 		}},
+	}
+	if !long {
+		all := cases
+		cases = []kind{{"all kinds together", func(t *testing.T, w *waiting) {
+			for _, c := range all {
+				c.fill(t, w)
+			}
+		}}}
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) { // one after the other: each is measured

@@ -147,7 +147,7 @@ func produce(t *testing.T, ctx context.Context, box *outbox.Outbox, producer int
 			t.Errorf("transaction: %v", err)
 			return
 		}
-		testserver.Pause(t.Context(), 5*time.Millisecond)
+		testserver.Pause(t.Context(), testserver.Rounds(25*time.Millisecond, 5*time.Millisecond))
 	}
 }
 

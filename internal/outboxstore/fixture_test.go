@@ -27,7 +27,7 @@ type fixture struct {
 func each(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	t.Parallel()
-	for _, level := range []string{"read committed", "repeatable read"} {
+	for _, level := range testserver.OneOf(t, "read committed", "repeatable read") {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
