@@ -351,7 +351,7 @@ func TestGroup_OnHotRowsBecomesSmallerAndLosesNothing(t *testing.T) {
 }
 
 func TestNew_RefusesGroupsThatCannotBe(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Group: inbox.Group{Size: 1, Bytes: -1, Wait: -1, LockTimeout: -1}})
 		want := []string{"inbox.Config.Group.Bytes", "inbox.Config.Group.LockTimeout", "inbox.Config.Group.Size", "inbox.Config.Group.Wait"}
 		if got := configFields(err); !slices.Equal(got, want) {
