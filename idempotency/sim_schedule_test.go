@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	schedules = flag.Int("schedules", testserver.Rounds(200, 2000), "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
+	schedules = flag.Int("schedules", testserver.Rounds(400, 2000), "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
 	firstSeed = flag.Uint64("seed", 0, "seed of the first schedule")
 )
 
