@@ -105,7 +105,7 @@ func TestConformance_InOneProcess(t *testing.T) {
 
 func TestConformance_OfTwoProcesses(t *testing.T) {
 	t.Parallel()
-	inModes(t, []mode{{false, "postgresql"}, {true, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
+	inModes(t, []mode{{false, "postgresql"}}, func(t *testing.T, p *testDB, transactional bool) {
 		s := serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: transactional}
 		runSuite(t, p.atOnce(transactional), startServer(t, s).url, startServer(t, s).url)
 	})
@@ -114,7 +114,7 @@ func TestConformance_OfTwoProcesses(t *testing.T) {
 // The suite kills and stops the second one.
 func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
 	t.Parallel()
-	inEachMode(t, func(t *testing.T, p *testDB, transactional bool) {
+	inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
 		settings := p.settings()
 		settings.Transactional = transactional
 		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second // a busy machine answers in time
@@ -136,7 +136,7 @@ func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
 // The suite kills the only one.
 func TestConformance_OfOneProcessThatDies(t *testing.T) {
 	t.Parallel()
-	inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
+	inModes(t, []mode{{false, "postgresql"}, {true, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
 		settings := p.settings()
 		settings.Transactional = transactional
 		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second
@@ -263,10 +263,14 @@ func TestConformance_InMemory(t *testing.T) {
 
 // Clients cannot see whether requests share transactions.
 func TestConformance_InGroups(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
-		url, _ := p.probe(t, true, grouped)
-		// One case at a time: a handler that is held delays its group, whose members then
-		// run again, alone.
-		runSuite(t, 1, url)
-	})
+	t.Parallel()
+	for _, name := range testserver.Rounds([]string{"sqlite"}, []string{"postgresql", "sqlite"}) { // see also OneProcess
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, _ := testDBs[name](t).probe(t, true, grouped)
+			// One case at a time: a handler that is held delays its group, whose members then
+			// run again, alone.
+			runSuite(t, 1, url)
+		})
+	}
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency/conformance"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -95,12 +96,17 @@ func (p *testDB) settings() serveSettings {
 // shapes are the group sizes that tests use.
 var shapes = map[string]int{"alone": 1, "in groups": 50}
 
+// In a short run each point is met on one database alone, and on the other in groups.
 func TestTxMiddleware_KilledAtAnyPointHasOneEffectAndOneAnswer(t *testing.T) {
 	t.Parallel()
 	for shape, size := range shapes {
 		t.Run(shape, func(t *testing.T) {
 			onEachDB(t, func(t *testing.T, p *testDB) {
-				for _, point := range points {
+				for i, point := range points {
+					first := (size > 1) == (p.cfg.Dialect == oncemill.SQLite)
+					if !testserver.Long() && first != (i%2 == 0) {
+						continue
+					}
 					t.Run(point, func(t *testing.T) {
 						t.Parallel()
 						expectOnceThoughKilled(t, p, size, point)
@@ -174,15 +180,17 @@ func TestTxMiddleware_AStaleOwnerIsRolledBack(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
 	for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-		for _, point := range []string{"after claim", "inside the handler", "after effect", "before commit"} {
-			t.Run(isolation.String()+", "+point, func(t *testing.T) {
+		for shape, size := range shapes {
+			t.Run(isolation.String()+", "+shape, func(t *testing.T) {
 				t.Parallel()
-				for _, size := range shapes {
-					settings := p.settings()
-					settings.Isolation, settings.GroupSize = isolation, size
-					stale, taker := startServer(t, settings), startServer(t, settings)
-					stale.arm(syscall.SIGSTOP, point)
-					expectTakeover(t, p, stale, taker)
+				settings := p.settings()
+				settings.Isolation, settings.GroupSize = isolation, size
+				stale, taker := startServer(t, settings), startServer(t, settings)
+				for _, point := range []string{"after claim", "inside the handler", "after effect", "before commit"} {
+					t.Run(point, func(t *testing.T) {
+						stale.arm(syscall.SIGSTOP, point)
+						expectTakeover(t, p, stale, taker)
+					})
 				}
 			})
 		}

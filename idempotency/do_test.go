@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 type closed struct {
@@ -22,9 +23,22 @@ type closed struct {
 	Total int
 }
 
+// onEachStore runs test on stores that pass the suite of package storetest: in memory, and in one
+// of the databases, or in a long run in both.
 func onEachStore(t *testing.T, test func(t *testing.T, store idempotency.Store)) {
 	t.Helper()
-	onEachDB(t, func(t *testing.T, p *testDB) { test(t, p.store) })
+	onStores(t, testserver.OneOf(t, "postgresql", "sqlite"), test)
+}
+
+func onStores(t *testing.T, databases []string, test func(t *testing.T, store idempotency.Store)) {
+	t.Helper()
+	t.Parallel()
+	for _, name := range databases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, testDBs[name](t).store)
+		})
+	}
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
 		test(t, &idempotency.MemoryStore{})

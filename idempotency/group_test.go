@@ -168,11 +168,12 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 // Nothing that one member does to itself or to the transaction affects the others: each
 // answers with one effect, and the member ends as if it had been alone.
 func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
+	t.Parallel()
 	const panicked = 0
 	refuse := func(w http.ResponseWriter, status int) { http.Error(w, "no", status) }
 	deeds := map[string]struct {
 		status, effects int
-		only            oncemill.Dialect
+		onPostgres      bool          // only
 		timeout         time.Duration // default: more than a slow machine needs
 		do              func(p *testDB, w http.ResponseWriter, r *http.Request)
 	}{
@@ -187,7 +188,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 				refuse(w, http.StatusInternalServerError)
 			}
 		}},
-		"overlooks an error": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
+		"overlooks an error": {status: http.StatusInternalServerError, onPostgres: true, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `insert into nowhere values (1)`)
 		}},
@@ -196,7 +197,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `commit`)
 		}},
-		"breaks the commit": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
+		"breaks the commit": {status: http.StatusInternalServerError, onPostgres: true, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `insert into late values (1), (1)`)
 		}},
@@ -204,17 +205,20 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 			testserver.Pause(context.Background(), 1200*time.Millisecond) // and heeds no context
 		}},
 		// On SQLite it keeps the others from writing, in whatever transaction.
-		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, timeout: 20 * time.Second, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
+		"takes too long": {status: http.StatusServiceUnavailable, onPostgres: true, timeout: 20 * time.Second, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 		}},
 	}
 	for deed, d := range deeds {
 		for _, before := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, before its effect: %t", deed, before), func(t *testing.T) {
-				onEachDB(t, func(t *testing.T, p *testDB) {
-					if d.only != 0 && p.cfg.Dialect != d.only {
-						return
-					}
+				t.Parallel()
+				databases := []string{"postgresql"}
+				if !d.onPostgres {
+					databases = testserver.OneOf(t, "postgresql", "sqlite")
+				}
+				for _, name := range databases {
+					p := testDBs[name](t)
 					if p.cfg.Dialect == oncemill.PostgreSQL {
 						p.exec(t, `create table late (n int unique deferrable initially deferred)`)
 					}
@@ -261,7 +265,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 					if n := p.count(t, `select count(*) from {{idempotency}} where state = 1`); n != 0 {
 						t.Errorf("%d keys are held", n)
 					}
-				})
+				}
 			})
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // onEachLevel runs test with each isolation level as the default of its database.
@@ -64,7 +65,7 @@ func TestSQLStore_DifferentKeysDoNotMeet(t *testing.T) {
 		var working sync.WaitGroup
 		for range 16 {
 			working.Go(func() {
-				for i := range 40 {
+				for i := range testserver.Rounds(15, 40) {
 					c := newClaim()
 					r, granted, err := p.store.Claim(t.Context(), c)
 					if !granted || err != nil {

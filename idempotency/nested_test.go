@@ -125,7 +125,7 @@ func TestDo_RecoversAResult(t *testing.T) {
 
 // Messages that cannot be published the first time are there the next time, however large.
 func TestWatermill_KeepsLargeResults(t *testing.T) {
-	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+	onStores(t, []string{"postgresql", "sqlite"}, func(t *testing.T, store idempotency.Store) {
 		runs := 0
 		handler := newEngine(t, store, func(c *idempotency.Config) {
 			c.Responses.MaxSize, c.Timeout, c.Failures.Lease = 1000, testserver.MaxWait, 2*testserver.MaxWait

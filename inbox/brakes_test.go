@@ -165,7 +165,7 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 					return nil, m.Context().Err()
 				}
 			}
-			testserver.Pause(m.Context(), 10*time.Millisecond) // so that the rate is the handlers', not the machine's
+			testserver.Pause(m.Context(), testserver.Rounds(40*time.Millisecond, 10*time.Millisecond)) // so that the rate is the handlers', not the machine's
 			return nil, addEffect(m)
 		})
 	}

@@ -18,7 +18,7 @@ import (
 // A function of Config that cannot cope with a message is as good as a handler that
 // cannot: the message becomes a dead letter, and nothing else suffers.
 func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		strange := func(msg *message.Message) bool { return msg.UUID == "strange" }
 		for name, change := range map[string]func(*inbox.Config){
 			"id": func(cfg *inbox.Config) {

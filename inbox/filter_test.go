@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 var errUndo = errors.New("undo")
@@ -145,8 +146,8 @@ func TestTx_RefusesExactlyTheTextThatEndsTheTransaction(t *testing.T) {
 		in := p.inbox(t, nil)
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // reproducible
-		ending, harmless := 0, 0
-		for range 600 {
+		ending, harmless, texts := 0, 0, testserver.Rounds(300, 600)
+		for range texts {
 			text, ends := randomText(random, p.cfg.Dialect)
 			if ends {
 				if ending++; !p.try(t, in, text) {
@@ -160,7 +161,7 @@ func TestTx_RefusesExactlyTheTextThatEndsTheTransaction(t *testing.T) {
 				t.Fatalf("seed %d", seed)
 			}
 		}
-		if ending < 50 || harmless < 50 {
+		if ending < texts/12 || harmless < texts/12 {
 			t.Errorf("%d ending, %d harmless", ending, harmless)
 		}
 		p.expect(t, 0, 0, 0)

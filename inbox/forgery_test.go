@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -179,16 +180,12 @@ func TestForgery_MarksAreIgnored(t *testing.T) {
 // likes: every genuine message has its one effect, and nothing else has any.
 func TestForgery_AnyNumberOfForgedMessages(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		n := 1000
-		if os.Getenv("ONCEMILL_LONG") != "" {
-			n = 10_000
-		}
 		seed := uint64(time.Now().UnixNano())
 		if given, err := strconv.ParseUint(os.Getenv("ONCEMILL_SEED"), 10, 64); err == nil {
 			seed = given
 		}
 		t.Logf("ONCEMILL_SEED=%d", seed)
-		forge(t, p, rand.New(rand.NewPCG(seed, 0)), n)
+		forge(t, p, rand.New(rand.NewPCG(seed, 0)), testserver.Rounds(400, 10_000))
 	})
 }
 
@@ -310,10 +307,7 @@ func forgeOne(r *rand.Rand, recorded []*message.Message, letters []int64) *messa
 // 100,000 forged messages make a bounded number of letters, and are counted.
 func TestForgery_LettersAreBounded(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		n := 2000
-		if os.Getenv("ONCEMILL_LONG") != "" {
-			n = 100_000
-		}
+		n := testserver.Rounds(500, 100_000)
 		in, store, _ := p.replaying(t, func(cfg *inbox.Config) {
 			cfg.Payload, cfg.KeepRefused, cfg.Logger = newCodec(t, nil), 10, slog.New(slog.DiscardHandler)
 		})

@@ -144,37 +144,38 @@ func TestGroup_OneBadMemberSpoilsNobody(t *testing.T) {
 			return err
 		},
 	}
-	for name, open := range testDBs {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		p.tap.rewrite(`select 'innocent'`, `commit`)
+		n := 0
 		for deed, do := range deeds {
-			t.Run(name+"/"+deed, func(t *testing.T) {
-				t.Parallel()
-				p := open(t)
-				p.tap.rewrite(`select 'innocent'`, `commit`)
-				in := p.grouping(t, 8)
-				ids := numbered(8)
-				bad := ids[3]
-				errs := deliverAll(t, in, func(msg *message.Message) ([]*message.Message, error) {
-					err := addEffect(msg)
-					if err == nil && msg.UUID == bad {
-						err = do(msg)
-					}
-					return []*message.Message{message.NewMessage("out", nil)}, err
-				}, newMessages(t, ids...)...)
-				for id, err := range errs {
-					if (err != nil) != (id == bad) {
-						t.Errorf("%s: %v", id, err)
-					}
+			in := p.grouping(t, 8)
+			ids := numbered(8)
+			for i := range ids {
+				ids[i] = deed + ids[i]
+			}
+			bad := ids[3]
+			errs := deliverAll(t, in, func(msg *message.Message) ([]*message.Message, error) {
+				err := addEffect(msg)
+				if err == nil && msg.UUID == bad {
+					err = do(msg)
 				}
-				p.expect(t, 7, 7, 7)
-				if n := p.count(t, `select count(*) from effects where message_id = $1`, bad); n != 0 {
-					t.Error("the bad one left an effect")
+				return []*message.Message{message.NewMessage("out", nil)}, err
+			}, newMessages(t, ids...)...)
+			for id, err := range errs {
+				if (err != nil) != (id == bad) {
+					t.Errorf("%s: %v", id, err)
 				}
-				if n := p.db.Stats().InUse; n != 0 {
-					t.Errorf("%d connections in use", n)
-				}
-			})
+			}
+			n += 7
+			p.expect(t, n, n, n)
+			if p.count(t, `select count(*) from effects where message_id = $1`, bad) != 0 {
+				t.Errorf("%s: the bad one left an effect", deed)
+			}
+			if n := p.db.Stats().InUse; n != 0 {
+				t.Errorf("%s: %d connections in use", deed, n)
+			}
 		}
-	}
+	})
 }
 
 // No way to commit early commits what others of the group have done, and a handle that
@@ -350,7 +351,7 @@ func TestGroup_OnHotRowsBecomesSmallerAndLosesNothing(t *testing.T) {
 }
 
 func TestNew_RefusesGroupsThatCannotBe(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Group: inbox.Group{Size: 1, Bytes: -1, Wait: -1, LockTimeout: -1}})
 		want := []string{"inbox.Config.Group.Bytes", "inbox.Config.Group.LockTimeout", "inbox.Config.Group.Size", "inbox.Config.Group.Wait"}
 		if got := configFields(err); !slices.Equal(got, want) {

@@ -19,7 +19,7 @@ import (
 )
 
 func TestNew_ReportsEveryBadValueAndSendsNothing(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		elsewhere := oncemill.PostgreSQL
 		if p.cfg.Dialect == elsewhere {
 			elsewhere = oncemill.SQLite
@@ -63,7 +63,7 @@ func configFields(err error) (fields []string) {
 }
 
 func TestNew_RefusesBadConsumersAndNoDatabase(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		for _, consumer := range []string{"", "a\x00", "\xff", strings.Repeat("c", 256)} {
 			_, err := inbox.New(p.db, inbox.Config{Consumer: consumer, Database: p.cfg})
 			if got := configFields(err); !slices.Equal(got, []string{"inbox.Config.Consumer"}) {
@@ -85,7 +85,7 @@ func TestNew_RefusesBadConsumersAndNoDatabase(t *testing.T) {
 }
 
 func TestNew_TakesOnlyIsolationAndLockTimeoutThatTheDatabaseHas(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		onPostgres := p.cfg.Dialect == oncemill.PostgreSQL
 		for level, ok := range map[sql.IsolationLevel]bool{
 			sql.LevelDefault: true, sql.LevelSerializable: true,
@@ -109,7 +109,7 @@ func TestNew_TakesOnlyIsolationAndLockTimeoutThatTheDatabaseHas(t *testing.T) {
 }
 
 func TestInbox_RefusesBadIDsAndSendsNothing(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		never := func(*message.Message) ([]*message.Message, error) {
 			t.Error("the handler ran")
@@ -130,7 +130,7 @@ func TestInbox_RefusesBadIDsAndSendsNothing(t *testing.T) {
 }
 
 func TestInbox_TakesTheIDFromConfig(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.ID = func(msg *message.Message) string { return msg.Metadata.Get("order") }
 		})
@@ -278,7 +278,7 @@ func TestInbox_HandlerThatEndsItsGoroutineLeavesNoMessageUnanswered(t *testing.T
 // nor the broker. If it acknowledges the message and fails, the message is not lost; if it
 // nacks it and succeeds, the message does not come again.
 func TestInbox_AHandlerGetsACopy(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil)
 		spoil := func(answer func(*message.Message) bool, result error) message.HandlerFunc {
 			return func(msg *message.Message) ([]*message.Message, error) {

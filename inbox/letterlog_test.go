@@ -17,7 +17,7 @@ import (
 // A dead letter with another reason does not hide behind a thousand of one, and nobody fills
 // the log with a long key.
 func TestInbox_LogsEachKindOfDeadLetterAtOnce(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		expectNoError(t, migrateRelay(t, p))
 		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
 		if err != nil {

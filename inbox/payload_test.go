@@ -48,7 +48,7 @@ func encoded(t *testing.T, codec *payload.Codec, topic, id, body string) *messag
 }
 
 func TestInbox_GivesHandlersThePlainPayload(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload = codec })
 		msg := encoded(t, codec, "orders", "a", "tea")
@@ -75,7 +75,7 @@ func TestInbox_GivesHandlersThePlainPayload(t *testing.T) {
 // A message that is refused leaves no id: the genuine one of that id is handled
 // whether it comes later or has come before.
 func TestInbox_RefusedPayloadTakesNoIDAndSendsNothing(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		counters := &recordingProvider{counts: map[string]int64{}}
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload, cfg.MeterProvider = codec, counters })
@@ -137,7 +137,7 @@ func (c *connections) Get(_ context.Context, name string) (io.ReadCloser, error)
 }
 
 func TestInbox_HoldsNoTransactionOverTheStore(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		store := &connections{p: p, all: map[string][]byte{}}
 		codec := newCodec(t, func(cfg *payload.Config) { cfg.Store, cfg.StoreFrom = store, 1 })
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload = codec })
@@ -158,7 +158,7 @@ func TestInbox_HoldsNoTransactionOverTheStore(t *testing.T) {
 // What a handler returns, also the very message it got, is encoded for its new
 // topic by the codec of the outbox.
 func TestInbox_EncodesWhatHandlersReturn(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		box, err := outbox.New(p.db, outbox.Config{Database: p.cfg, Payload: codec})
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -56,7 +57,7 @@ func TestReplays_JobsAndAnOperatorAtOnceHaveOneEffect(t *testing.T) {
 		defer cancel()
 		for _, in := range processes {
 			workers.Go(func() {
-				for ctx.Err() == nil {
+				for testserver.Pause(ctx, 5*time.Millisecond) {
 					if _, err := in.Replay(ctx); err != nil && ctx.Err() == nil {
 						t.Error(err)
 					}
@@ -74,7 +75,7 @@ func TestReplays_JobsAndAnOperatorAtOnceHaveOneEffect(t *testing.T) {
 				}
 			})
 			workers.Go(func() { // a runner of jobs
-				for ctx.Err() == nil {
+				for testserver.Pause(ctx, 5*time.Millisecond) {
 					if _, err := store.RunJobs(ctx); err != nil && ctx.Err() == nil {
 						t.Error(err)
 					}

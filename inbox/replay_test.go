@@ -134,7 +134,7 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 }
 
 func TestNew_RefusesReplaysThatCannotBe(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Replays: &inbox.Replays{}})
 		for _, field := range []string{"inbox.Config.DeadLetters", "inbox.Config.Replays.Publisher"} {
 			if err == nil || !strings.Contains(err.Error(), field) {

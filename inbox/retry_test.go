@@ -451,7 +451,7 @@ func TestPurge_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 }
 
 func TestNew_RefusesRetriesThatCannotBe(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Retention: -1, Retry: inbox.Retry{
 			Tries: -1, Backoff: -1, Deliveries: -1, Delay: time.Minute, DelayMax: time.Second, Crashes: 101,
 		}})

@@ -8,10 +8,12 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 var (
-	schedules = flag.Int("schedules", 400, "random schedules that TestInbox_KeepsItsPromisesUnderAnySchedule runs")
+	schedules = flag.Int("schedules", testserver.Rounds(400, 2000), "random schedules that TestInbox_KeepsItsPromisesUnderAnySchedule runs")
 	firstSeed = flag.Uint64("seed", 0, "seed of the first schedule")
 )
 
@@ -21,7 +23,7 @@ func TestInbox_ASeedRepeatsItsSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimWorld()
 		defer w.db.Close()
-		for seed := range uint64(30) {
+		for seed := range testserver.Rounds[uint64](10, 30) {
 			a := w.simulate(seed)
 			effects, counts, next := slices.Clone(w.data.effects), w.data.server.Counts(), a.rng.Uint64()
 			b := w.simulate(seed)

@@ -15,7 +15,7 @@ import (
 
 // Telemetry that panics neither undoes an effect nor fails a message.
 func TestInbox_SurvivesTelemetryThatPanics(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		var log strings.Builder
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.TracerProvider, cfg.MeterProvider, cfg.Propagator = nopanictest.Tracers{}, nopanictest.Meters{}, propagation.TraceContext{}

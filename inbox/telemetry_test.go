@@ -18,7 +18,7 @@ import (
 )
 
 func TestInbox_CountsAttemptsByOutcome(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		counters := &recordingProvider{counts: map[string]int64{}}
 		var log bytes.Buffer
 		in := p.inbox(t, func(cfg *inbox.Config) {
@@ -49,7 +49,7 @@ func TestInbox_CountsAttemptsByOutcome(t *testing.T) {
 }
 
 func TestNew_ReportsCountersThatCannotBeMade(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, MeterProvider: failingProvider{}})
 		expectError(t, err, errNoCounter)
 	})

@@ -54,6 +54,18 @@ func onEachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 	}
 }
 
+// onADB is onEachDB for what does not depend on the database: a short run has one of them.
+func onADB(t *testing.T, test func(t *testing.T, p *testDB)) {
+	t.Helper()
+	t.Parallel()
+	for _, name := range testserver.OneOf(t, "postgresql", "postgresql_text_repeatable_read", "sqlite") {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, testDBs[name](t))
+		})
+	}
+}
+
 func postgres(t *testing.T, params ...string) *testDB {
 	t.Helper()
 	pg := testserver.Postgres(t)

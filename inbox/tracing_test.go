@@ -109,7 +109,7 @@ func (p *testDB) traceparents(t *testing.T) (all []string) {
 }
 
 func TestInbox_ContinuesTheTraceOfAMessage(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		s := newSpans()
 		in := s.inbox(t, p, nil)
 		var within trace.SpanContext
@@ -147,7 +147,7 @@ func TestInbox_ContinuesTheTraceOfAMessage(t *testing.T) {
 }
 
 func TestInbox_PutsASpanOfTheCallerAboveTheTraceOfTheMessage(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		s := newSpans()
 		in := s.inbox(t, p, nil)
 		msg := sent(t, "a", traceparent(1, "01"))
@@ -167,7 +167,7 @@ func TestInbox_PutsASpanOfTheCallerAboveTheTraceOfTheMessage(t *testing.T) {
 
 // Whatever the metadata holds, the message is handled.
 func TestInbox_HandlesMessagesWithoutAUsableTrace(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		s := newSpans()
 		in := s.inbox(t, p, nil)
 		hostile := []string{"", "x", traceparent(0, "01"), traceparent(1, "01") + "-x", strings.Repeat("0", 1<<20), "\x1b[31m\x00"}
@@ -186,7 +186,7 @@ func TestInbox_HandlesMessagesWithoutAUsableTrace(t *testing.T) {
 
 // An unsampled trace makes no span, but nothing below it may begin a new one.
 func TestInbox_PassesAnUnsampledTraceOn(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		s := newSpans()
 		in := s.inbox(t, p, nil)
 		expectNoError(t, deliverMessage(t, in, sent(t, "a", traceparent(1, "00")), func(msg *message.Message) ([]*message.Message, error) {
@@ -199,7 +199,7 @@ func TestInbox_PassesAnUnsampledTraceOn(t *testing.T) {
 }
 
 func TestInbox_MarksSpansOfFailures(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		expectNoError(t, migrateRelay(t, p))
 		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
 		if err != nil {
@@ -232,7 +232,7 @@ func TestInbox_MarksSpansOfFailures(t *testing.T) {
 }
 
 func TestBatch_HasOneSpanWithLinksToItsMessages(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		s := newSpans()
 		in := s.inbox(t, p, func(cfg *inbox.Config) { cfg.Group = inbox.Group{Size: 4, Wait: time.Second} })
 		var within trace.SpanContext
@@ -300,7 +300,7 @@ func points(t *testing.T, reader *sdk.ManualReader, name string) map[string]metr
 }
 
 func TestInbox_MeasuresDeliveriesAndTheWayFromTheCommit(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		reader := sdk.NewManualReader()
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.MeterProvider = sdk.NewMeterProvider(sdk.WithReader(reader))
@@ -332,7 +332,7 @@ func TestInbox_MeasuresDeliveriesAndTheWayFromTheCommit(t *testing.T) {
 
 // Anybody who can write to the broker can choose the time of the insert.
 func TestInbox_MeasuresNoForgedTimes(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		reader := sdk.NewManualReader()
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.MeterProvider = sdk.NewMeterProvider(sdk.WithReader(reader))
@@ -373,7 +373,7 @@ func TestInbox_MeasuresNoForgedTimes(t *testing.T) {
 
 // Spans of deliveries and of groups end however the handlers do.
 func TestGroup_EndsEverySpan(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		s := newSpans()
 		in := s.inbox(t, p, func(cfg *inbox.Config) {
 			cfg.Group, cfg.Timeout = inbox.Group{Size: 4, Wait: time.Second}, 2*time.Second

@@ -26,7 +26,7 @@ type order struct {
 }
 
 func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil)
 		handler := inbox.Handle(inbox.JSON, func(ctx context.Context, tx oncemill.Tx, o order) ([]*message.Message, error) {
 			if msg, ok := inbox.MessageFromContext(ctx); !ok || msg.UUID != "a" || msg.Metadata.Get("tenant") != "t" {
@@ -63,7 +63,7 @@ func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 }
 
 func TestAttemptFromContext_CountsDeliveriesAndTries(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil) // 3 deliveries of 2 tries
 		var seen []inbox.Attempt
 		see := func(fail error) message.HandlerFunc {
@@ -227,14 +227,14 @@ func (p twice) Publish(topic string, messages ...*message.Message) error {
 }
 
 func TestPerHandler_NeedsARouter(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		_, err := p.inbox(t, nil).PerHandler(effect)(message.NewMessageWithContext(t.Context(), "a", nil))
 		expectError(t, err, inbox.ErrNoHandler)
 	})
 }
 
 func TestPerHandler_EachHandlerIsAConsumer(t *testing.T) {
-	onEachDB(t, func(t *testing.T, p *testDB) {
+	onADB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for _, name := range []string{"warehouse", "mail"} {
 			handle := in.PerHandler(effect)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // target is a service of two processes, the second of which hooks kill and stop.
@@ -122,7 +123,7 @@ func TestSuite_SeparatesTenantsByWhateverNamesThem(t *testing.T) {
 }
 
 // rounds is how often a bug has to be noticed: chance does not do.
-const rounds = 5
+var rounds = testserver.Rounds(1, 5)
 
 func TestSuite_NoticesPlantedBugs(t *testing.T) {
 	t.Parallel()

@@ -115,7 +115,9 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
-	const prefetch, backlog, others = 20, 500, 2500
+	const prefetch, backlog = 20, 500
+	// In the same time, fewer handlers that take longer compute less.
+	others, work := testserver.Rounds(800, 2500), testserver.Rounds(60*time.Millisecond, 20*time.Millisecond)
 	rounds := 0
 	prepare := func(poison bool) (handled *atomic.Int64, begin, end func()) {
 		rounds++
@@ -142,7 +144,7 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 			if strings.HasPrefix(msg.UUID, "evil") {
 				return errors.New("always")
 			}
-			testserver.Pause(t.Context(), 20*time.Millisecond) // the rate is the handlers', not the machine's
+			testserver.Pause(t.Context(), work) // the rate is the handlers', not the machine's
 			handled.Add(1)
 			return nil
 		}).AddMiddleware(in.Middleware)
@@ -159,10 +161,10 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 		without, beginWithout, endWithout := prepare(false)
 		beginWith()
 		beginWithout()
-		eventually(t, "all are handled without a poison key", func() bool { return without.Load() == others })
-		share := float64(with.Load()) / others
+		eventually(t, "all are handled without a poison key", func() bool { return without.Load() == int64(others) })
+		share := float64(with.Load()) / float64(others)
 		t.Logf("%.2f of the rate", share)
-		eventually(t, "all others are handled", func() bool { return with.Load() == others })
+		eventually(t, "all others are handled", func() bool { return with.Load() == int64(others) })
 		endWith()
 		endWithout()
 		if share >= 0.9 {
@@ -250,6 +252,7 @@ func TestSubscriber_NothingOvertakesWhatIsGivenBack(t *testing.T) {
 						return
 					default:
 						a.publish(kind, publishing(fmt.Sprintf(width, n), "k"))
+						testserver.Pause(t.Context(), testserver.Rounds(4*time.Millisecond, 0)) // still more than the prefetch
 					}
 				}
 			}()

@@ -87,9 +87,10 @@ var eventually = testserver.Eventually
 
 // admin is a raw channel, in confirm mode, of a connection of its own.
 type admin struct {
-	t   testing.TB
-	uri string
-	ch  *amqp091.Channel
+	t    testing.TB
+	uri  string
+	conn *amqp091.Connection
+	ch   *amqp091.Channel
 
 	mu sync.Mutex
 }
@@ -108,7 +109,7 @@ func newAdmin(t testing.TB, uri string) *admin {
 	if err := ch.Confirm(false); err != nil {
 		t.Fatal(err)
 	}
-	return &admin{t: t, uri: uri, ch: ch}
+	return &admin{t: t, uri: uri, conn: conn, ch: ch}
 }
 
 func (a *admin) declare(queue string, args amqp091.Table) {

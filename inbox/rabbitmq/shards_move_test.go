@@ -68,6 +68,7 @@ func consumeShardsAsAProcess() error {
 			return err
 		}
 		_, err = tx.ExecContext(msg.Context(), `insert into effects (key, n) values ($1, $2)`, key, string(msg.Payload))
+		testserver.Pause(msg.Context(), testserver.Rounds(50*time.Millisecond, 0)) // a process is killed while it handles messages
 		return err
 	}).AddMiddleware(in.Middleware)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -126,16 +127,20 @@ func TestShards_MoveUnderLoad(t *testing.T) {
 		return n
 	}
 	effects := func() int { return count(`select count(*) from effects`) }
+	const lookEvery = 15 * time.Millisecond // or the counting is most of the work
 	if err := subscriber(t, fanout(uri, 10), shards(3, 0)).SubscribeInitialize("orders"); err != nil {
 		t.Fatal(err)
 	}
 
-	const keys = 30
+	keys := testserver.Rounds(12, 30)
 	sent := 0 // of each key
 	producer := newAdmin(t, uri)
 	returned := producer.ch.NotifyReturn(make(chan amqp091.Return, 1))
 	produce := func(ctx context.Context) error {
-		few := func() bool { return keys*sent-effects() < 20*keys } // wait, so that shards can be drained
+		few := func() bool { // wait, so that shards can be drained
+			testserver.Pause(ctx, lookEvery)
+			return keys*sent-effects() < 20*keys
+		}
 		for testserver.Poll(ctx, few) {
 			var round []amqp091.Publishing
 			for i := range keys {
@@ -149,13 +154,20 @@ func TestShards_MoveUnderLoad(t *testing.T) {
 		return nil
 	}
 	stopProducing := testserver.Run(t, produce)
+	await := func(what string, condition func() bool) {
+		t.Helper()
+		testserver.EventuallyMoving(t, what, func() bool {
+			testserver.Pause(t.Context(), lookEvery)
+			return condition()
+		}, effects)
+	}
 
 	c := &crowd{t: t, uri: uri, pg: pg}
 	defer func() { c.end(len(c.members), os.Kill) }()
 	more := func() { // the load goes on
 		t.Helper()
 		before := effects()
-		testserver.EventuallyMoving(t, "more effects", func() bool { return effects() > before+10*keys }, effects)
+		await("more effects", func() bool { return effects() > before+10*keys })
 	}
 	now := 3
 	c.start(now, 0)
@@ -179,14 +191,14 @@ func TestShards_MoveUnderLoad(t *testing.T) {
 		if err := operator.MoveShards(t.Context(), "orders"); err != nil {
 			t.Errorf("again: %v", err)
 		}
-		testserver.EventuallyMoving(t, "the previous shards are removed", func() bool {
+		await("the previous shards are removed", func() bool {
 			for i := range now {
 				if producer.exists(shardName(now, i)) {
 					return false
 				}
 			}
 			return true
-		}, effects)
+		})
 		more()
 		c.start(next, 0) // 3. the previous count can be forgotten
 		c.end(2, syscall.SIGTERM)
@@ -195,7 +207,7 @@ func TestShards_MoveUnderLoad(t *testing.T) {
 		more()
 	}
 	stopProducing()
-	testserver.EventuallyMoving(t, "all effects", func() bool { return effects() >= keys*sent }, effects)
+	await("all effects", func() bool { return effects() >= keys*sent })
 	c.end(len(c.members), syscall.SIGTERM)
 
 	if n := effects(); n != keys*sent || count(`select count(distinct (key, n)) from effects`) != n {

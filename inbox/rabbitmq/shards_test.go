@@ -82,15 +82,11 @@ func (a *admin) shardsOf(count, want int) map[string]int {
 // exists reports whether the broker has a queue.
 func (a *admin) exists(queue string) bool {
 	a.t.Helper()
-	conn, err := amqp091.Dial(a.uri)
+	channel, err := a.conn.Channel()
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // only asked
-	channel, err := conn.Channel()
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	defer channel.Close() //nolint:errcheck // only asked, and it is closed if there is none
 	_, err = channel.QueueDeclarePassive(queue, true, false, false, false, nil)
 	var refused *amqp091.Error
 	if err != nil && (!errors.As(err, &refused) || refused.Code != amqp091.NotFound) {
@@ -99,57 +95,79 @@ func (a *admin) exists(queue string) bool {
 	return err == nil
 }
 
-// A key has one shard, also after the broker was restarted, unless RabbitMQ restores the binding
-// of a queue behind the others: docs/growing.md. Messages without a key are spread. None is
-// returned as unroutable.
-func TestShards_AKeyKeepsItsShardWhenTheBrokerRestarts(t *testing.T) {
-	t.Parallel()
-	server := testserver.PrivateRabbitMQ(t)
-	const count, keys = 12, 100 // more than ten: names sort as numbers
-	s := subscriber(t, fanout(server.URI(), 10), shards(count, 0))
-	if err := s.SubscribeInitialize("orders"); err != nil {
+// placed is a consumer with shards on a node that is restarted, and where its messages went before.
+type placed struct {
+	t      *testing.T
+	node   *testserver.RabbitServer
+	s      *rabbitmq.Subscriber
+	before map[string]int          // shards
+	out    <-chan *message.Message // of another topic with shards
+}
+
+const placedShards, placedKeys = 12, 100 // more than ten: names sort as numbers
+
+// placeKeys declares shards and looks which of them has which key.
+func placeKeys(t *testing.T, node *testserver.RabbitServer) *placed {
+	t.Helper()
+	cfg := shards(placedShards, 0)
+	cfg.Shards.Rebalance = time.Second
+	p := &placed{t: t, node: node, s: subscriber(t, fanout(node.URI(), 10), cfg)}
+	if err := p.s.SubscribeInitialize("orders"); err != nil {
 		t.Fatal(err)
 	}
-	ids := func(kind string, i int) string { return fmt.Sprintf("%s of %d", kind, i) }
-	places := func() map[string]int {
-		a := newAdmin(t, server.URI())
-		returned := a.ch.NotifyReturn(make(chan amqp091.Return, 3*keys))
-		for i := range keys {
-			key := "key " + strconv.Itoa(i)
-			a.send("orders", "", publishing(ids("first", i), key), publishing(ids("second", i), key), publishing(ids("none", i), ""))
-		}
-		if len(returned) > 0 {
-			t.Fatalf("%d messages were unroutable", len(returned))
-		}
-		return a.shardsOf(count, 3*keys)
-	}
-	before := places()
+	p.out = subscribe(t, p.s, "returns")
+	p.before = p.places()
 	used := map[string]map[int]bool{"first": {}, "none": {}}
-	for i := range keys {
-		if a, b := before[ids("first", i)], before[ids("second", i)]; a != b {
+	for i := range placedKeys {
+		if a, b := p.before[placedID("first", i)], p.before[placedID("second", i)]; a != b {
 			t.Errorf("a key is in the shards %d and %d", a, b)
 		}
 		for kind, of := range used {
-			of[before[ids(kind, i)]] = true
+			of[p.before[placedID(kind, i)]] = true
 		}
 	}
-	if n, m := len(used["first"]), len(used["none"]); n < count/2 || m < count/2 {
-		t.Errorf("keys have %d shards, messages without keys %d of %d", n, m, count)
+	if n, m := len(used["first"]), len(used["none"]); n < placedShards/2 || m < placedShards/2 {
+		t.Errorf("keys have %d shards, messages without keys %d of %d", n, m, placedShards)
 	}
+	return p
+}
+
+func placedID(kind string, i int) string { return fmt.Sprintf("%s of %d", kind, i) }
+
+// places sends messages with and without keys, and takes them from their shards.
+func (p *placed) places() map[string]int {
+	p.t.Helper()
+	a := newAdmin(p.t, p.node.URI())
+	returned := a.ch.NotifyReturn(make(chan amqp091.Return, 3*placedKeys))
+	var all []amqp091.Publishing
+	for i := range placedKeys {
+		key := "key " + strconv.Itoa(i)
+		all = append(all, publishing(placedID("first", i), key), publishing(placedID("second", i), key), publishing(placedID("none", i), ""))
+	}
+	a.send("orders", "", all...)
+	if len(returned) > 0 {
+		p.t.Fatalf("%d messages were unroutable", len(returned))
+	}
+	return a.shardsOf(placedShards, 3*placedKeys)
+}
+
+// expectKept checks that each key still has its shard after the node was restarted, and that
+// consumers of shards go on. If RabbitMQ has restored the binding of a queue behind the others,
+// it restarts the node again.
+func (p *placed) expectKept() {
+	p.t.Helper()
 	for restart := 1; ; restart++ {
-		server.Stop()
-		server.Start()
 		// Declared again, which changes nothing.
-		if err := s.SubscribeInitialize("orders"); err != nil {
-			t.Fatal(err)
+		if err := p.s.SubscribeInitialize("orders"); err != nil {
+			p.t.Fatal(err)
 		}
-		after, moved := places(), 0
-		for i := range keys {
-			a, b := after[ids("first", i)], after[ids("second", i)]
+		after, moved := p.places(), 0
+		for i := range placedKeys {
+			a, b := after[placedID("first", i)], after[placedID("second", i)]
 			if a != b {
-				t.Errorf("after a restart a key is in the shards %d and %d", a, b)
+				p.t.Errorf("after a restart a key is in the shards %d and %d", a, b)
 			}
-			if a != before[ids("first", i)] {
+			if a != p.before[placedID("first", i)] {
 				moved++
 			}
 		}
@@ -157,26 +175,28 @@ func TestShards_AKeyKeepsItsShardWhenTheBrokerRestarts(t *testing.T) {
 			break
 		}
 		if restart == 3 {
-			t.Fatalf("each restart gives %d of %d keys another shard", moved, keys)
+			p.t.Fatalf("each restart gives %d of %d keys another shard", moved, placedKeys)
 		}
+		p.node.Stop()
+		p.node.Start()
 	}
+	deliverAll(p.t, newAdmin(p.t, p.node.URI()), "returns", p.out, placedKeys)
+}
 
-	out := subscribe(t, s, "orders")
-	server.StopApp()
-	server.StartApp()
-	deliverAll(t, newAdmin(t, server.URI()), out, keys)
-
-	server.Ctl("eval", `rabbit_registry:unregister(exchange, <<"x-consistent-hash">>).`) // as without the plugin
-	if _, err := s.Subscribe(t.Context(), "invoices"); !errors.Is(err, rabbitmq.ErrNoShards) {
-		t.Errorf("without the plugin: %v", err)
+// expectNoShards checks what consumers with shards are told of a node that cannot have any.
+func (p *placed) expectNoShards() {
+	p.t.Helper()
+	p.node.Ctl("eval", `rabbit_registry:unregister(exchange, <<"x-consistent-hash">>).`) // as without the plugin
+	if _, err := p.s.Subscribe(p.t.Context(), "invoices"); !errors.Is(err, rabbitmq.ErrNoShards) {
+		p.t.Errorf("without the plugin: %v", err)
 	}
 }
 
 // deliverAll sends a message of each of many keys, and takes all of them.
-func deliverAll(t *testing.T, a *admin, out <-chan *message.Message, keys int) {
+func deliverAll(t *testing.T, a *admin, topic string, out <-chan *message.Message, keys int) {
 	t.Helper()
 	for i := range keys {
-		a.send("orders", "", publishing("of "+strconv.Itoa(i), "key "+strconv.Itoa(i)))
+		a.send(topic, "", publishing("of "+strconv.Itoa(i), "key "+strconv.Itoa(i)))
 	}
 	seen := map[string]bool{}
 	for len(seen) < keys {
@@ -192,12 +212,12 @@ func TestShards_ADeletedShardIsDeclaredAgain(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
 	out := subscribe(t, subscriber(t, fanout(uri, 10), shards(3, 0)), "orders")
-	deliverAll(t, a, out, 20)
+	deliverAll(t, a, "orders", out, 20)
 	if _, err := a.ch.QueueDelete(shardName(3, 1), false, false, false); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the shard is there", func() bool { return a.exists(shardName(3, 1)) })
-	deliverAll(t, a, out, 20)
+	deliverAll(t, a, "orders", out, 20)
 }
 
 // watch handles what its subscribers deliver. It checks that each key has one message at a time

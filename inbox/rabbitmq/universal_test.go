@@ -3,7 +3,6 @@ package rabbitmq_test
 import (
 	"context"
 	"errors"
-	"os"
 	"testing"
 	"time"
 
@@ -20,10 +19,13 @@ import (
 
 // Watermill's own suite, over the stock publisher. With a prefetch of 1 the
 // subscriber does what the stock one does; with more it keeps the order of keys
-// only, and messages of the suite have none.
+// only, and messages of the suite have none. A prefetch of 1 is also that of the suite through an
+// inbox.
 func TestSubscriber_PassesTheUniversalSuite(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ prefetch, shards int }{"prefetch 1": {1, 0}, "prefetch 50": {50, 0}, "shards": {50, 3}} {
+	type setup struct{ prefetch, shards int }
+	short := map[string]setup{"shards": {50, 3}}
+	for name, c := range testserver.Rounds(short, map[string]setup{"prefetch 1": {1, 0}, "prefetch 50": {50, 0}, "shards": {50, 3}}) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			runSuite(t, c.prefetch, shards(c.shards, 0).Shards, func(_ *testing.T, s message.Subscriber, _ string) message.Subscriber { return s })
@@ -75,7 +77,7 @@ func runSuite(t *testing.T, prefetch int, shards rabbitmq.Shards, wrap func(*tes
 		GuaranteedOrder:                     prefetch == 1,
 		GuaranteedOrderWithSingleSubscriber: shards.Count == 0,
 		Persistent:                          true,
-		ForceShort:                          os.Getenv("ONCEMILL_LONG") == "",
+		ForceShort:                          !testserver.Long(),
 	}
 	run := func(name string, test func(*testing.T, tests.TestContext)) {
 		t.Run(name, func(t *testing.T) {

@@ -28,10 +28,10 @@ type fixture struct {
 }
 
 // each runs a test of the contract of Store on both databases, and on PostgreSQL under
-// the isolation levels that a database may have as its default.
+// one or, in a long run, all of the isolation levels that a database may have as its default.
 func each(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
-	eachDatabase(t, []string{"read committed", "repeatable read"}, test)
+	eachDatabase(t, testserver.OneOf(t, "read committed", "repeatable read"), test)
 }
 
 func eachDatabase(t *testing.T, levels []string, test func(t *testing.T, f *fixture)) {
