@@ -23,7 +23,8 @@ UNOBSERVED := modernc.org/... github.com/oncemill/oncemill/internal/relaymodel g
 # Starts the servers that are missing and runs all tests; the argument limits each package.
 # The race detector lets each process, also those that tests kill and restart, wait a second at
 # its end for reports of goroutines that still run; 50 ms do. make check vets the tests, too.
-run-tests = exports=$$(scripts/servers.sh up) && eval "$$exports" && GORACE=atexit_sleep_ms=50 go run ./internal/testrun -skips .ci/skips -race $(UNOBSERVED:%='-gcflags=%=-race=false') -vet=off -count=1 -timeout=$(1)
+# Most tests wait more than they compute, so four of a package run at a time.
+run-tests = exports=$$(scripts/servers.sh up) && eval "$$exports" && GORACE=atexit_sleep_ms=50 go run ./internal/testrun -skips .ci/skips -race $(UNOBSERVED:%='-gcflags=%=-race=false') -vet=off -count=1 -parallel=4 -timeout=$(1)
 
 # Runs one test of a package, with flags, and fails if it does not exist.
 one-test = go test ./$(1) -count=1 -timeout=30m -run '^$(2)$$' -v $(3) | awk '!/^=== / { print; fflush() } /^--- PASS: $(2) / { ran = 1 } END { exit !ran }'
