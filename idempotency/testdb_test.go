@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -44,10 +43,16 @@ func onPostgres(t *testing.T, params ...string) *testDB {
 	return newTestDB(t, &testDB{driver: testserver.DriverName(), dsn: dsn, cfg: pg.Config})
 }
 
+var migrations = []oncemill.Migrations{outbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations}
+
+// migratedSQLite is where a test on SQLite begins.
+var migratedSQLite = testserver.SQLiteCopies(func(db *sql.DB) error {
+	return oncemill.Migrate(context.Background(), db, oncemill.Config{}, migrations...)
+})
+
 func onSQLite(t *testing.T) *testDB {
 	t.Helper()
-	dsn := oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))
-	return newTestDB(t, &testDB{driver: "sqlite", dsn: dsn, cfg: oncemill.Config{Dialect: oncemill.SQLite}})
+	return newTestDB(t, &testDB{driver: "sqlite", dsn: oncemill.SQLiteDSN(migratedSQLite(t)), cfg: oncemill.Config{Dialect: oncemill.SQLite}})
 }
 
 var testDBs = map[string]func(*testing.T) *testDB{
@@ -79,7 +84,7 @@ func newTestDB(t *testing.T, p *testDB) *testDB {
 		}
 		_ = p.db.Close()
 	})
-	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, idempotency.Migrations, idempotency.QuotaMigrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, migrations...); err != nil {
 		t.Fatal(err)
 	}
 	p.exec(t, `create table effects (name text not null)`)

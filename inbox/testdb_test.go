@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -40,7 +39,7 @@ var testDBs = map[string]func(*testing.T) *testDB{
 	"postgresql_text_repeatable_read": func(t *testing.T) *testDB {
 		return postgres(t, "default_transaction_isolation=repeatable read")
 	},
-	"sqlite": func(t *testing.T) *testDB { return sqliteAt(t, filepath.Join(t.TempDir(), "test.db")) },
+	"sqlite": func(t *testing.T) *testDB { return sqliteAt(t, migratedSQLite(t)) },
 }
 
 func onEachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
@@ -77,11 +76,18 @@ func sqliteAt(t *testing.T, path string) *testDB {
 	return newTestDB(t, &sqlite.Driver{}, oncemill.SQLiteDSN(path), oncemill.Config{Dialect: oncemill.SQLite})
 }
 
+var migrations = []oncemill.Migrations{outbox.Migrations, inbox.Migrations}
+
+// migratedSQLite is where a test on SQLite begins.
+var migratedSQLite = testserver.SQLiteCopies(func(db *sql.DB) error {
+	return oncemill.Migrate(context.Background(), db, oncemill.Config{}, migrations...)
+})
+
 func newTestDB(t *testing.T, d driver.Driver, dsn string, cfg oncemill.Config) *testDB {
 	t.Helper()
 	p := &testDB{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
 	p.db = openTap(t, p.tap)
-	if err := oncemill.Migrate(t.Context(), p.db, cfg, outbox.Migrations, inbox.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, cfg, migrations...); err != nil {
 		t.Fatal(err)
 	}
 	p.exec(t, `create table effects (message_id text not null, note text not null default '')`)

@@ -6,7 +6,6 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -63,10 +62,14 @@ func onPostgres(t *testing.T, params ...string) *fixture {
 	return p
 }
 
+// migratedSQLite is where a test on SQLite begins.
+var migratedSQLite = testserver.SQLiteCopies(func(db *sql.DB) error {
+	return oncemill.Migrate(context.Background(), db, oncemill.Config{}, outbox.Migrations)
+})
+
 func onSQLite(t *testing.T) *fixture {
 	t.Helper()
-	dsn := oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))
-	return newFixture(t, &sqlite.Driver{}, dsn, outbox.Config{Database: oncemill.Config{Dialect: oncemill.SQLite}})
+	return newFixture(t, &sqlite.Driver{}, oncemill.SQLiteDSN(migratedSQLite(t)), outbox.Config{Database: oncemill.Config{Dialect: oncemill.SQLite}})
 }
 
 func newFixture(t *testing.T, d driver.Driver, dsn string, cfg outbox.Config) *fixture {
