@@ -160,15 +160,16 @@ select id, state, version, source, consumer, lane, row_id, topic, message_id, ke
 	acted_by, acted_reason, (date_part('epoch', acted_at) * 1000000)::bigint, (date_part('epoch', closed_at) * 1000000)::bigint,
 	metadata
 from {{dead_letters}}
-where ($3::text = '' or source = $3::text)
+where state = ($2::text[])[1]
+	and ($3::text = '' or source = $3::text)
 	and ($4::text = '' or consumer = $4::text)
 	and ($5::text = '' or topic = $5::text)
 	and ($6::text = '' or key = $6::text)
 	and ($7::text = '' or message_id = $7::text)
 	and ($8::text = '' or reason = $8::text)
 	and ($9::text = '' or fingerprint = $9::text)
-	and (state, died_at) >= (($2::text[])[1], timestamptz 'epoch' + $10::bigint * interval '1 microsecond')
-	and (state, died_at) < (($2::text[])[1], timestamptz 'epoch' + $11::bigint * interval '1 microsecond')
-	and (state, died_at, id) {{<}} (($2::text[])[1], timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by state {{desc}}, died_at {{desc}}, id {{desc}}
+	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
+	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
