@@ -52,6 +52,7 @@ func TestRelay_TakesAStandbyForWhatItIs(t *testing.T) {
 	commit(t, p.box(t), all...)
 	r := start(t, p.box(t), &sink{name: "w", wire: w}, relay.Config{Lease: 2 * time.Second, Logger: slog.New(log)})
 	p.awaitNothingOwed(t)
+	eventually(t, "the standby knows it", func() bool { return behind.owed(t) == 0 })
 
 	// What is committed now reaches the standby, and the worker, too, which sees
 	// it there and cannot have a lease.
