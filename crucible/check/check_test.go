@@ -236,6 +236,10 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
 			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r93" })
 		}},
+		{"an effect lost by the server that came a while after its message", "", func(in *check.Input) {
+			in.Lossy = []check.Window{{From: at(9.5), To: at(9.6)}}
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r93" })
+		}},
 		{"an effect lost after the server lost some", "C1", func(in *check.Input) {
 			in.Lossy = []check.Window{{From: at(8), To: at(9)}}
 			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r93" })
