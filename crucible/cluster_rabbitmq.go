@@ -162,7 +162,7 @@ func (b *brokers) turns() []turn {
 		{"leader-frozen", led((*testserver.Instance).Freeze, (*testserver.Instance).Thaw), 20 * time.Second},
 		{"leader-isolated", led(
 			func(n *testserver.Instance, ctx context.Context) error { return b.isolate(ctx, n) },
-			func(n *testserver.Instance, ctx context.Context) error { return b.reunite(ctx, n) }), 20 * time.Second},
+			func(n *testserver.Instance, ctx context.Context) error { return b.reunite(ctx, n) }), 15 * time.Second},
 	}
 	for i, n := range b.nodes { // in turn, as an upgrade does
 		all = append(all, turn{fmt.Sprintf("node-%d-restarted", i+1), func(ctx context.Context) (heal, error) {

@@ -14,6 +14,7 @@ import (
 const (
 	// drainStall is how long nothing may move, with something left, before the checkers count it.
 	drainStall = time.Minute
+	lossyStall = 20 * time.Second // what an asynchronous PostgreSQL has lost is left for ever
 	settleTime = 5 * time.Second
 	statsDelay = 30 * time.Second
 )
@@ -51,7 +52,10 @@ func (c *crucible) backlog(ctx context.Context) (b backlog, err error) {
 // is missing.
 func (c *crucible) drain(ctx context.Context, stopOthers func()) error {
 	var last backlog
-	moved := time.Now()
+	moved, stall := time.Now(), drainStall
+	if c.cluster == clusterAsync {
+		stall = lossyStall
+	}
 	ticker := time.NewTicker(500 * time.Millisecond)
 	defer ticker.Stop()
 	for {
@@ -68,7 +72,7 @@ func (c *crucible) drain(ctx context.Context, stopOthers func()) error {
 				return nil
 			}
 		}
-		if time.Since(moved) > drainStall {
+		if time.Since(moved) > stall {
 			say("crucible: the backlog does not drain: %+v", now)
 			return nil
 		}

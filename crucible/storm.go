@@ -168,4 +168,4 @@ func (h *hurt) takeTurns(ctx context.Context, lasts time.Duration, nodes cluster
 	}
 }
 
-const betweenTurns = 4 * time.Second
+const betweenTurns = 3 * time.Second

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	tellers = 16 // transactions at a time
+	tellers = 32 // transactions at a time: many wait for an account, or for what a fault has locked
 
 	// txTimeout bounds a transaction of a producer, but for its commit.
 	txTimeout = 10 * time.Second
@@ -30,6 +30,8 @@ const (
 var errChangedMind = errors.New("the teller rolls back")
 
 func (w *worker) configureProducer(cfg *mill.Config) error {
+	w.db.SetMaxOpenConns(tellers)
+	w.db.SetMaxIdleConns(tellers)
 	cfg.Outbox = &outbox.Config{Retries: 3, CommitTimeout: 3 * time.Second}
 	return nil
 }
@@ -125,7 +127,7 @@ func newTransfer(r *rand.Rand, accounts int) *transferTx {
 	if chance(r, 0.01) {
 		t.dawdle = time.Duration(r.Int64N(int64(2 * time.Second)))
 	}
-	for i := range 1 + r.IntN(5) {
+	for i := range 1 + r.IntN(7) {
 		m := outgoing{id: watermill.NewUUID(), topic: TopicAudit, keyed: chance(r, 0.8), payload: payload(r), note: notes[r.IntN(len(notes))]}
 		if i == 0 {
 			m.topic, m.keyed, m.mood = TopicTransfers, true, mood(r)
