@@ -80,8 +80,7 @@ func (s *Subscriber) readDepths(ctx context.Context) (found []queueDepth, ok boo
 		switch {
 		case err == nil:
 			found = append(found, q)
-		case errors.As(err, &refused) && slices.Contains([]int{amqp.NotFound, amqp.ResourceLocked, amqp.AccessRefused}, refused.Code):
-			// It was removed, or is exclusive to the connection of its consumer.
+		case errors.As(err, &refused) && refused.Code == amqp.NotFound: // removed
 		default:
 			return nil, false, fmt.Errorf("ask for the depth of queue %q: %w", q.queue, err)
 		}
@@ -89,8 +88,12 @@ func (s *Subscriber) readDepths(ctx context.Context) (found []queueDepth, ok boo
 	return found, len(found) > 0, nil
 }
 
-// consumed returns the queues of the subscriptions, as many as a metric may have series.
+// consumed returns the queues of the subscriptions, as many as a metric may have series. A queue
+// that is exclusive to the connection of its consumer answers no other.
 func (s *Subscriber) consumed() (queues []queueDepth) {
+	if s.settings.topology.Queue.Exclusive {
+		return nil
+	}
 	s.mu.Lock()
 	for sub := range s.current {
 		queues = append(queues, queueDepth{topic: sub.topic, queue: sub.queue})
