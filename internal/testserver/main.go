@@ -22,6 +22,10 @@ func Main(m *testing.M, options ...goleak.Option) int {
 		panic(err) // the testing package has no such flag
 	}
 	code := m.Run()
+	if err := upkeep.close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	if code != 0 {
 		return code
 	}

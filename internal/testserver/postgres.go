@@ -3,10 +3,9 @@ package testserver
 import (
 	"context"
 	"database/sql"
-	"errors"
-	"fmt"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -47,18 +46,16 @@ func Postgres(t testing.TB) PG {
 		Config: oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: "mill_" + name},
 		server: shared,
 	}
-	if err := execOnce(t.Context(), shared, "create schema "+pg.Schema); err != nil {
+	if err := upkeep.exec(t.Context(), shared, "create schema "+pg.Schema); err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
 	// Registered before the pools are opened, so it runs after they are closed.
 	t.Cleanup(func() {
-		// A transaction that is still open would block the drop forever.
-		url := withParams(t, shared, "lock_timeout=10s")
-		err := execOnce(context.WithoutCancel(t.Context()), url,
-			"drop schema if exists "+pg.Schema+" cascade",
-			"drop schema if exists "+pg.Config.Schema+" cascade",
-			strings.ReplaceAll(dropRoles, "SCHEMA", pg.Schema))
-		if err != nil {
+		statements := "drop schema if exists " + pg.Schema + ", " + pg.Config.Schema + " cascade;"
+		if behindPgBouncer() {
+			statements += strings.ReplaceAll(dropRoles, "SCHEMA", pg.Schema)
+		}
+		if err := upkeep.exec(context.WithoutCancel(t.Context()), shared, statements); err != nil {
 			t.Errorf("testserver: drop schemas and roles (is a transaction of the test still open?): %v", err)
 		}
 	})
@@ -116,20 +113,42 @@ func withParams(t testing.TB, dsn string, params ...string) string {
 	return u.String()
 }
 
-// execOnce executes statements, each on its own, on a new connection, and leaves no goroutine
-// running.
-func execOnce(ctx context.Context, dsn string, statements ...string) (err error) {
+// upkeep makes and drops what tests get on the shared PostgreSQL. Main closes it.
+var upkeep processPool
+
+// processPool is a pool of connections that the tests of a process share.
+type processPool struct {
+	mu sync.Mutex // guards db
+	db *sql.DB
+}
+
+// exec executes statements in one transaction. It waits ten seconds for a lock: that of a
+// transaction that nobody ends would never be free.
+func (p *processPool) exec(ctx context.Context, dsn, statements string) error {
+	p.mu.Lock()
+	if p.db == nil {
+		db, err := sql.Open("postgres", dsn)
+		if err != nil {
+			p.mu.Unlock()
+			return err
+		}
+		p.db = db
+	}
+	db := p.db
+	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	db, err := sql.Open("postgres", dsn)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	for _, statement := range statements {
-		if _, failed := db.ExecContext(ctx, statement); failed != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", statement, failed))
-		}
-	}
+	_, err := db.ExecContext(ctx, "set lock_timeout = '10s';"+statements)
 	return err
+}
+
+func (p *processPool) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.db == nil {
+		return nil
+	}
+	db := p.db
+	p.db = nil
+	return db.Close()
 }

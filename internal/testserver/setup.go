@@ -40,6 +40,8 @@ func Driver() driver.Driver {
 	return db.Driver()
 }
 
+func behindPgBouncer() bool { return os.Getenv(envPgBouncer) != "" }
+
 // MaxOpenConns is the limit of connections of the library's pools in this setup; 0: no limit.
 func MaxOpenConns() int {
 	most, err := strconv.Atoi(os.Getenv(envMaxConns))
@@ -64,7 +66,7 @@ func Pool(db *sql.DB, open func() *sql.DB) *sql.DB {
 // statement must be one round trip, which lib/pq and pgx each have a parameter for.
 func forDriver(t testing.TB, dsn string) string {
 	t.Helper()
-	pooled := os.Getenv(envPgBouncer) != ""
+	pooled := behindPgBouncer()
 	switch {
 	case DriverName() != "pgx" && pooled:
 		return withParams(t, dsn, "binary_parameters=yes")
@@ -133,7 +135,7 @@ func (pg PG) role(t testing.TB, settings []string) string {
 		text += " alter role " + name + " set " + parameter + " to " + pq.QuoteLiteral(value) + ";"
 	}
 	text += " exception when duplicate_object then null; end $$"
-	if err := execOnce(t.Context(), pg.server, text); err != nil {
+	if err := upkeep.exec(t.Context(), pg.server, text); err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
 	return name
