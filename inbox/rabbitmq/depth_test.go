@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	amqp091 "github.com/rabbitmq/amqp091-go"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -107,4 +109,42 @@ func TestDepth_IsNotKnownWhileTheBrokerIsSilent(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A queue that does not answer has no value, nor has one that the broker answers for without
+// knowing: a quorum queue without a leader has zeros. They cost no other queue its value.
+func TestDepth_OfOneQueueDoesNotDependOnOthers(t *testing.T) {
+	t.Parallel()
+	node := testserver.PrivateRabbitMQ(t)
+	a := newAdmin(t, node.URI())
+	quorum := amqp091.Table{"x-queue-type": "quorum"}
+	of := func(args amqp091.Table) wamqp.Config {
+		cfg := queues(node.URI(), 1)
+		cfg.Queue.Arguments = args
+		return cfg
+	}
+	reader, cfg := metered()
+	for queue, args := range map[string]amqp091.Table{"a-silent": nil, "b-leaderless": quorum, "c-quorum": quorum, "d-classic": nil} {
+		a.declare(queue, args)
+		for range 3 {
+			a.publish(queue, publishing("m", ""))
+		}
+	}
+	classic, leaders := subscriber(t, of(nil), cfg), subscriber(t, of(quorum), cfg)
+	subscribe(t, classic, "a-silent")
+	subscribe(t, classic, "d-classic")
+	subscribe(t, leaders, "b-leaderless")
+	subscribe(t, leaders, "c-quorum")
+	eventually(t, "all are measured", func() bool {
+		return maps.Equal(depths(t, reader), map[string]int64{"a-silent": 2, "b-leaderless": 2, "c-quorum": 2, "d-classic": 2})
+	})
+	eval := func(queue, act string) {
+		node.Ctl("eval", `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"`+queue+`">>)), Pid = amqqueue:get_pid(Q), `+act+".")
+	}
+	eval("b-leaderless", "{Name, _} = Pid, ra:stop_server(quorum_queues, {Name, node()})")
+	eval("a-silent", "sys:suspend(Pid)")
+	eventually(t, "the others are measured", func() bool {
+		return maps.Equal(depths(t, reader), map[string]int64{"c-quorum": 2, "d-classic": 2})
+	})
+	eval("a-silent", "sys:resume(Pid)")
 }
