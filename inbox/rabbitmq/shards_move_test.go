@@ -341,3 +341,26 @@ func TestShards_NewOnesWaitForThePreviousOnes(t *testing.T) {
 		t.Error("not ready")
 	}
 }
+
+// A delivery that has neither key nor id, or cannot be read, is given back before AckTimeout. On its
+// way here again it is not lost with a shard that seems to be drained.
+func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	cfg := shards(2, 1)
+	cfg.AckTimeout, cfg.NackDelay = time.Second, time.Hour // given back after 0.8 s
+	s := subscriber(t, fanout(uri, 10), cfg)
+	out := subscribe(t, s, "orders")
+	newAdmin(t, uri).send("orders", "", publishing("", ""))
+	next(t, out).Nack()
+	if err := s.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		next(t, out).Nack()
+	}
+	next(t, out).Ack()
+}
