@@ -364,3 +364,34 @@ func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
 	}
 	next(t, out).Ack()
 }
+
+// RabbitMQ answers for a quorum queue without a leader as for an empty one.
+func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
+	t.Parallel()
+	node := testserver.PrivateRabbitMQ(t)
+	a := newAdmin(t, node.URI())
+	quorum := fanout(node.URI(), 2)
+	quorum.Queue.Arguments = amqp091.Table{"x-queue-type": "quorum"}
+	if err := subscriber(t, quorum, shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	s := subscriber(t, quorum, shards(2, 1))
+	out := subscribe(t, s, "orders")
+	a.send("orders", "", publishing("before", "k"))
+	before := next(t, out)
+	if err := s.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	a.publish(shardName(1, 0), publishing("behind the marker", "k")) // beyond the prefetch
+	act := func(what string) {
+		node.Ctl("eval", `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"`+shardName(1, 0)+`">>)), {Name, _} = amqqueue:get_pid(Q), `+what+`.`)
+	}
+	act("ra:stop_server(quorum_queues, {Name, node()})")
+	before.Ack()
+	none(t, out)
+	act("ra:restart_server(quorum_queues, {Name, node()})")
+	if msg := next(t, out); msg.UUID != "behind the marker" || !msg.Ack() {
+		t.Errorf("got %q", msg.UUID)
+	}
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}
