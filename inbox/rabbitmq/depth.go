@@ -97,17 +97,20 @@ func (s *Subscriber) readDepths(ctx context.Context) (found []queueDepth, ok boo
 }
 
 // consumed returns the queues of the subscriptions, as many as a metric may have series. A queue
-// that is exclusive to the connection of its consumer answers no other.
+// that is exclusive to the connection of its consumer answers no other, and one whose name the
+// broker chooses is known to the channel of its consumer only.
 func (s *Subscriber) consumed() (queues []queueDepth) {
 	if s.settings.topology.Queue.Exclusive {
 		return nil
 	}
 	s.mu.Lock()
 	for sub := range s.current {
-		queues = append(queues, queueDepth{topic: sub.topic, queue: sub.queue})
+		if sub.queue != "" {
+			queues = append(queues, queueDepth{topic: sub.topic, queue: sub.queue})
+		}
 	}
 	s.mu.Unlock()
-	slices.SortFunc(queues, func(a, b queueDepth) int { return cmp.Compare(a.queue, b.queue) })
+	slices.SortFunc(queues, func(a, b queueDepth) int { return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.topic, b.topic)) })
 	queues = slices.CompactFunc(queues, func(a, b queueDepth) bool { return a.queue == b.queue })
 	return queues[:min(len(queues), labels.Most)]
 }

@@ -8,6 +8,7 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp091 "github.com/rabbitmq/amqp091-go"
+	"go.opentelemetry.io/otel/attribute"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -17,6 +18,11 @@ import (
 
 // depths collects the metric, and returns its values by the queue.
 func depths(t *testing.T, reader *sdk.ManualReader) map[string]int64 {
+	t.Helper()
+	return depthsBy(t, reader, "messaging.destination.subscription.name")
+}
+
+func depthsBy(t *testing.T, reader *sdk.ManualReader, attribute attribute.Key) map[string]int64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {
@@ -30,8 +36,8 @@ func depths(t *testing.T, reader *sdk.ManualReader) map[string]int64 {
 				continue
 			}
 			for _, p := range data.DataPoints {
-				queue, _ := p.Attributes.Value("messaging.destination.subscription.name")
-				found[queue.AsString()] = p.Value
+				value, _ := p.Attributes.Value(attribute)
+				found[value.AsString()] = p.Value
 			}
 		}
 	}
@@ -64,6 +70,39 @@ func TestDepth_IsWhatWaitsInEachQueue(t *testing.T) {
 	}
 	if found := depths(t, reader); len(found) > 0 {
 		t.Errorf("after Close: %v", found)
+	}
+}
+
+// A queue of several topics has one series, the same at each reading.
+func TestDepth_OfAQueueOfSeveralTopicsHasOneSeries(t *testing.T) {
+	t.Parallel()
+	reader, cfg := metered()
+	s := subscriber(t, wamqp.NewDurablePubSubConfig(testserver.RabbitMQ(t), wamqp.GenerateQueueNameConstant("stock")), cfg)
+	for _, topic := range []string{"f", "c", "b", "a", "d", "e"} {
+		subscribe(t, s, topic)
+	}
+	eventually(t, "the queue is measured under its first topic", func() bool {
+		found := depthsBy(t, reader, "messaging.destination.name")
+		if _, first := found["a"]; len(found) > 1 || len(found) == 1 && !first {
+			t.Fatalf("found %v", found)
+		}
+		return len(found) == 1
+	})
+}
+
+// The broker logs an error for each question about a queue that it does not know. So it is not asked
+// for one whose name it chooses, which only the channel of the consumer knows.
+func TestDepth_IsNotAskedForWithoutAName(t *testing.T) {
+	t.Parallel()
+	proxy, uri := testserver.ProxyAMQP(t, testserver.RabbitMQ(t))
+	reader, cfg := metered()
+	out := subscribe(t, subscriber(t, wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameConstant("")), cfg), "orders")
+	for range 10 {
+		depths(t, reader)
+		none(t, out)
+	}
+	if n := proxy.Dials.Load(); n != 1 {
+		t.Errorf("%d connections, want that of the consumer", n)
 	}
 }
 
