@@ -203,7 +203,7 @@ func (s *subscription) giveBack(now time.Time) {
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
-			p.returned()
+			s.returnAlone(p, now)
 		}
 	}
 	for _, l := range s.lanes {
@@ -217,11 +217,20 @@ func (s *subscription) giveBack(now time.Time) {
 	}
 	s.ready = slices.DeleteFunc(s.ready, func(p *delivery) bool {
 		if p.lane == nil && old(p) {
-			p.returned()
+			s.returnAlone(p, now)
 			return true
 		}
 		return p.lane != nil && p.lane.head != p // returned
 	})
+}
+
+// returnAlone gives back a delivery without a lane. Nothing here shows that it is awaited, and the
+// broker may have sent it already, so the shard is not removed soon.
+func (s *subscription) returnAlone(p *delivery, now time.Time) {
+	p.returned()
+	if s.shard != nil {
+		s.shard.again = now.Add(max(s.maxWait(), removeAgain))
+	}
 }
 
 // returnLane gives back what is in l and not being handled. The lane stays, and what

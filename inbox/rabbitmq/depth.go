@@ -34,6 +34,9 @@ type queueDepth struct {
 // askLimit bounds connecting, and each request. Close waits for one.
 const askLimit = 2 * time.Second
 
+// mostSilent is how many queues may fail to answer before a reading ends.
+const mostSilent = 3
+
 func newDepths(s *settings) (*depths, error) {
 	hasty := *s
 	hasty.CallTimeout = min(s.CallTimeout, askLimit)
@@ -73,44 +76,67 @@ func (s *Subscriber) measure() {
 	})
 }
 
+// readDepths returns the depths that are known, beside an error: a queue that does not answer
+// costs the connection, but not the depths of the others.
 func (s *Subscriber) readDepths(ctx context.Context) (found []queueDepth, ok bool, err error) {
-	for _, q := range s.consumed() {
-		err := s.askDepth(ctx, &q)
+	var failed []error
+	for left := s.consumed(); len(left) > 0 && len(failed) < mostSilent && ctx.Err() == nil; {
+		asked, answered, err := s.askDepths(ctx, left)
+		left, found = left[asked:], append(found, answered...)
 		var refused *amqp.Error
 		switch {
 		case err == nil:
-			found = append(found, q)
 		case errors.As(err, &refused) && refused.Code == amqp.NotFound: // removed
+		case asked == 0: // there is no connection
+			return found, len(found) > 0, errors.Join(append(failed, err)...)
 		default:
-			return nil, false, fmt.Errorf("ask for the depth of queue %q: %w", q.queue, err)
+			failed = append(failed, err)
 		}
 	}
-	return found, len(found) > 0, nil
+	return found, len(found) > 0, errors.Join(failed...)
 }
 
 // consumed returns the queues of the subscriptions, as many as a metric may have series. A queue
-// that is exclusive to the connection of its consumer answers no other.
+// that is exclusive to the connection of its consumer answers no other, and one whose name the
+// broker chooses is known to the channel of its consumer only.
 func (s *Subscriber) consumed() (queues []queueDepth) {
 	if s.settings.topology.Queue.Exclusive {
 		return nil
 	}
 	s.mu.Lock()
 	for sub := range s.current {
-		queues = append(queues, queueDepth{topic: sub.topic, queue: sub.queue})
+		if sub.queue != "" {
+			queues = append(queues, queueDepth{topic: sub.topic, queue: sub.queue})
+		}
 	}
 	s.mu.Unlock()
-	slices.SortFunc(queues, func(a, b queueDepth) int { return cmp.Compare(a.queue, b.queue) })
+	slices.SortFunc(queues, func(a, b queueDepth) int { return cmp.Or(cmp.Compare(a.queue, b.queue), cmp.Compare(a.topic, b.topic)) })
 	queues = slices.CompactFunc(queues, func(a, b queueDepth) bool { return a.queue == b.queue })
 	return queues[:min(len(queues), labels.Most)]
 }
 
-func (s *Subscriber) askDepth(ctx context.Context, q *queueDepth) error {
+// askDepths asks for queues on one channel, for a part of the limit of a request. It returns how
+// many it has asked for.
+func (s *Subscriber) askDepths(ctx context.Context, queues []queueDepth) (asked int, found []queueDepth, err error) {
 	limited, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	return s.onChannel(limited, s.depths.asking, func(_ *link, channel *amqp.Channel) error {
-		// A passive declaration asks for the queue by its name alone.
-		state, err := channel.QueueDeclarePassive(q.queue, durable, false, false, noWait, nil)
-		q.messages = int64(state.Messages)
-		return err
+	err = s.onChannel(limited, s.depths.asking, func(l *link, channel *amqp.Channel) error {
+		end := time.Now().Add(l.settings.CallTimeout / 4)
+		for asked < len(queues) && time.Now().Before(end) {
+			q := queues[asked]
+			asked++
+			// A passive declaration asks for the queue by its name alone.
+			state, err := channel.QueueDeclarePassive(q.queue, durable, false, false, noWait, nil)
+			if err != nil {
+				return fmt.Errorf("ask for the depth of queue %q: %w", q.queue, err)
+			}
+			// A quorum queue without a leader is answered for with zeros, whatever waits in it.
+			if state.Messages > 0 || state.Consumers > 0 {
+				q.messages = int64(state.Messages)
+				found = append(found, q)
+			}
+		}
+		return nil
 	})
+	return asked, found, err
 }

@@ -6,6 +6,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+	"go.opentelemetry.io/otel/attribute"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -15,6 +18,11 @@ import (
 
 // depths collects the metric, and returns its values by the queue.
 func depths(t *testing.T, reader *sdk.ManualReader) map[string]int64 {
+	t.Helper()
+	return depthsBy(t, reader, "messaging.destination.subscription.name")
+}
+
+func depthsBy(t *testing.T, reader *sdk.ManualReader, attribute attribute.Key) map[string]int64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {
@@ -28,8 +36,8 @@ func depths(t *testing.T, reader *sdk.ManualReader) map[string]int64 {
 				continue
 			}
 			for _, p := range data.DataPoints {
-				queue, _ := p.Attributes.Value("messaging.destination.subscription.name")
-				found[queue.AsString()] = p.Value
+				value, _ := p.Attributes.Value(attribute)
+				found[value.AsString()] = p.Value
 			}
 		}
 	}
@@ -62,6 +70,39 @@ func TestDepth_IsWhatWaitsInEachQueue(t *testing.T) {
 	}
 	if found := depths(t, reader); len(found) > 0 {
 		t.Errorf("after Close: %v", found)
+	}
+}
+
+// A queue of several topics has one series, the same at each reading.
+func TestDepth_OfAQueueOfSeveralTopicsHasOneSeries(t *testing.T) {
+	t.Parallel()
+	reader, cfg := metered()
+	s := subscriber(t, wamqp.NewDurablePubSubConfig(testserver.RabbitMQ(t), wamqp.GenerateQueueNameConstant("stock")), cfg)
+	for _, topic := range []string{"f", "c", "b", "a", "d", "e"} {
+		subscribe(t, s, topic)
+	}
+	eventually(t, "the queue is measured under its first topic", func() bool {
+		found := depthsBy(t, reader, "messaging.destination.name")
+		if _, first := found["a"]; len(found) > 1 || len(found) == 1 && !first {
+			t.Fatalf("found %v", found)
+		}
+		return len(found) == 1
+	})
+}
+
+// The broker logs an error for each question about a queue that it does not know. So it is not asked
+// for one whose name it chooses, which only the channel of the consumer knows.
+func TestDepth_IsNotAskedForWithoutAName(t *testing.T) {
+	t.Parallel()
+	proxy, uri := testserver.ProxyAMQP(t, testserver.RabbitMQ(t))
+	reader, cfg := metered()
+	out := subscribe(t, subscriber(t, wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameConstant("")), cfg), "orders")
+	for range 10 {
+		depths(t, reader)
+		none(t, out)
+	}
+	if n := proxy.Dials.Load(); n != 1 {
+		t.Errorf("%d connections, want that of the consumer", n)
 	}
 }
 
@@ -107,4 +148,42 @@ func TestDepth_IsNotKnownWhileTheBrokerIsSilent(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A queue that does not answer has no value, nor has one that the broker answers for without
+// knowing: a quorum queue without a leader has zeros. They cost no other queue its value.
+func TestDepth_OfOneQueueDoesNotDependOnOthers(t *testing.T) {
+	t.Parallel()
+	node := testserver.PrivateRabbitMQ(t)
+	a := newAdmin(t, node.URI())
+	quorum := amqp091.Table{"x-queue-type": "quorum"}
+	of := func(args amqp091.Table) wamqp.Config {
+		cfg := queues(node.URI(), 1)
+		cfg.Queue.Arguments = args
+		return cfg
+	}
+	reader, cfg := metered()
+	for queue, args := range map[string]amqp091.Table{"a-silent": nil, "b-leaderless": quorum, "c-quorum": quorum, "d-classic": nil} {
+		a.declare(queue, args)
+		for range 3 {
+			a.publish(queue, publishing("m", ""))
+		}
+	}
+	classic, leaders := subscriber(t, of(nil), cfg), subscriber(t, of(quorum), cfg)
+	subscribe(t, classic, "a-silent")
+	subscribe(t, classic, "d-classic")
+	subscribe(t, leaders, "b-leaderless")
+	subscribe(t, leaders, "c-quorum")
+	eventually(t, "all are measured", func() bool {
+		return maps.Equal(depths(t, reader), map[string]int64{"a-silent": 2, "b-leaderless": 2, "c-quorum": 2, "d-classic": 2})
+	})
+	eval := func(queue, act string) {
+		node.Ctl("eval", `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"`+queue+`">>)), Pid = amqqueue:get_pid(Q), `+act+".")
+	}
+	eval("b-leaderless", "{Name, _} = Pid, ra:stop_server(quorum_queues, {Name, node()})")
+	eval("a-silent", "sys:suspend(Pid)")
+	eventually(t, "the others are measured", func() bool {
+		return maps.Equal(depths(t, reader), map[string]int64{"c-quorum": 2, "d-classic": 2})
+	})
+	eval("a-silent", "sys:resume(Pid)")
 }

@@ -186,7 +186,8 @@ func (s *subscription) remove(ctx context.Context) (removed bool, err error) {
 			return err // MoveShards was not called: somebody else made the marker
 		}
 		state, err := channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
-		if err != nil || state.Messages > 0 {
+		// Without this consumer the answer is that for a quorum queue without a leader: zeros.
+		if err != nil || state.Messages > 0 || state.Consumers == 0 {
 			return err
 		}
 		_, err = channel.QueueDelete(s.queue, false, false, noWait)

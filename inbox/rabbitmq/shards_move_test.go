@@ -341,3 +341,57 @@ func TestShards_NewOnesWaitForThePreviousOnes(t *testing.T) {
 		t.Error("not ready")
 	}
 }
+
+// A delivery that has neither key nor id, or cannot be read, is given back before AckTimeout. On its
+// way here again it is not lost with a shard that seems to be drained.
+func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	cfg := shards(2, 1)
+	cfg.AckTimeout, cfg.NackDelay = time.Second, time.Hour // given back after 0.8 s
+	s := subscriber(t, fanout(uri, 10), cfg)
+	out := subscribe(t, s, "orders")
+	newAdmin(t, uri).send("orders", "", publishing("", ""))
+	next(t, out).Nack()
+	if err := s.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		next(t, out).Nack()
+	}
+	next(t, out).Ack()
+}
+
+// RabbitMQ answers for a quorum queue without a leader as for an empty one.
+func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
+	t.Parallel()
+	node := testserver.PrivateRabbitMQ(t)
+	a := newAdmin(t, node.URI())
+	quorum := fanout(node.URI(), 2)
+	quorum.Queue.Arguments = amqp091.Table{"x-queue-type": "quorum"}
+	if err := subscriber(t, quorum, shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	s := subscriber(t, quorum, shards(2, 1))
+	out := subscribe(t, s, "orders")
+	a.send("orders", "", publishing("before", "k"))
+	before := next(t, out)
+	if err := s.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	a.publish(shardName(1, 0), publishing("behind the marker", "k")) // beyond the prefetch
+	act := func(what string) {
+		node.Ctl("eval", `{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"`+shardName(1, 0)+`">>)), {Name, _} = amqqueue:get_pid(Q), `+what+`.`)
+	}
+	act("ra:stop_server(quorum_queues, {Name, node()})")
+	before.Ack()
+	none(t, out)
+	act("ra:restart_server(quorum_queues, {Name, node()})")
+	if msg := next(t, out); msg.UUID != "behind the marker" || !msg.Ack() {
+		t.Errorf("got %q", msg.UUID)
+	}
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}

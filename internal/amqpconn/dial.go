@@ -33,7 +33,7 @@ type Dialer struct {
 func (s *Settings) Dialer() *Dialer { return &Dialer{settings: s} }
 
 // Dial tries each address once, until ctx ends. It returns the first connection, with its URI
-// without the password. The next call starts with the address after that one. open is called
+// without the password. The next call starts with the address after the last one. open is called
 // for each network connection. It returns the connection to use instead, and how to drop it.
 func (d *Dialer) Dial(ctx context.Context, open func(raw net.Conn) (wire net.Conn, drop func())) (conn *amqp.Connection, shown string, err error) {
 	addresses := d.settings.addresses
@@ -41,9 +41,7 @@ func (d *Dialer) Dial(ctx context.Context, open func(raw net.Conn) (wire net.Con
 	for range addresses {
 		a := addresses[d.next]
 		conn, err := d.settings.dial(ctx, a, open)
-		if ctx.Err() == nil || err == nil {
-			d.next = (d.next + 1) % len(addresses)
-		}
+		d.next = (d.next + 1) % len(addresses) // a silent one may have taken all the time
 		if err == nil {
 			return conn, a.shown, nil
 		}

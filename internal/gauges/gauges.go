@@ -1,5 +1,5 @@
-// Package gauges reads what gauges report: in the background, at most a hundredth of the time, and
-// only while somebody collects the metrics.
+// Package gauges reads what gauges report: in the background, only while somebody collects the
+// metrics, and at most a hundredth of the time, unless a reading takes seconds.
 package gauges
 
 import (
@@ -13,8 +13,9 @@ const (
 	wanted = 10 * time.Minute // after a collection
 
 	// share bounds the part of the time that readings take: a hundredth.
-	share = 100
-	retry = 20 * time.Second // at most, after a reading that failed
+	share   = 100
+	longest = 4 * time.Minute  // between two readings, however long they take
+	retry   = 20 * time.Second // at most, after a reading that failed
 
 	forever = 1<<63 - 1
 )
@@ -47,8 +48,8 @@ func (r *Reader[T]) Collect() (value T, ok bool) {
 	return latest.value, true
 }
 
-// Run reads until ctx ends. A read that returns false has nothing to report. After each that was
-// not one of those, report is told the error, or nil.
+// Run reads until ctx ends. A read that returns false has no value; it may have one beside an
+// error. After each that has either, report is told the error, or nil.
 func (r *Reader[T]) Run(ctx context.Context, read func(context.Context) (T, bool, error), report func(error)) {
 	defer r.latest.Store(nil)
 	var until time.Time // somebody wants readings until then
@@ -80,19 +81,22 @@ func (r *Reader[T]) Run(ctx context.Context, read func(context.Context) (T, bool
 func (r *Reader[T]) read(ctx context.Context, read func(context.Context) (T, bool, error), report func(error)) time.Duration {
 	begin := time.Now()
 	value, ok, err := read(ctx)
-	pause := max(every, share*time.Since(begin))
+	pause := min(max(every, share*time.Since(begin)), longest)
 	switch {
 	case ctx.Err() != nil:
 		return pause
 	case err != nil:
-		r.latest.Store(nil)
-		report(err)
-		return min(pause, retry)
+		pause = min(pause, retry)
 	case !ok:
-		r.latest.Store(nil)
-		return every
+		pause = every
 	}
-	report(nil)
-	r.latest.Store(&reading[T]{value, time.Now().Add(3 * pause)})
+	if ok {
+		r.latest.Store(&reading[T]{value, time.Now().Add(3 * pause)})
+	} else {
+		r.latest.Store(nil)
+	}
+	if ok || err != nil {
+		report(err)
+	}
 	return pause
 }
