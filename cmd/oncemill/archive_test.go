@@ -87,6 +87,47 @@ func TestArchive_ATornLineOfAnotherProcessSpoilsNoRecord(t *testing.T) {
 	}
 }
 
+// A record waits for the line that another process is writing.
+func TestArchive_WritesBehindTheLineOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	day := time.Now().UTC()
+	var others []*os.File
+	for _, day := range []time.Time{day, day.AddDate(0, 0, 1)} { // also if the day ends now
+		file, err := os.OpenFile(filepath.Join(dir, day.Format("rows-2006-01-02")+".jsonl"), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if err := lockFile(t.Context(), file); err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, file)
+	}
+	written := make(chan error, 1)
+	go func() { written <- write(t.Context(), archiveDir(dir), "rows", []string{"a record"}) }()
+	select {
+	case err := <-written:
+		t.Fatalf("written beside another process: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	for _, file := range others {
+		if _, err := file.WriteString("another\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := file.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(others[0].Name())
+	if err != nil || string(content) != "another\n\"a record\"\n" && string(content) != "another\n" {
+		t.Errorf("the file has %q, %v", content, err)
+	}
+}
+
 // A frozen process that has the file does not hang a purge for ever.
 func TestArchive_WaitsForAnotherProcessUntilItsContextEnds(t *testing.T) {
 	t.Parallel()

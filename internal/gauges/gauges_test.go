@@ -51,14 +51,17 @@ func TestReader_KeepsWhatIsReadBesideAnError(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		failure := errors.New("silent")
-		var reported error
-		ok := true
-		r := run(t, func(context.Context) (int, bool, error) { return 7, ok, failure }, func(err error) { reported = err })
-		synctest.Wait()
-		if value, known := r.Collect(); !known || value != 7 || !errors.Is(reported, failure) {
-			t.Errorf("got %d, %v, reported %v", value, known, reported)
+		reports, reads := make(chan error, 100), 0
+		r := run(t, func(context.Context) (int, bool, error) {
+			reads++
+			return 7, reads == 1, failure
+		}, func(err error) { reports <- err })
+		if err := <-reports; !errors.Is(err, failure) {
+			t.Errorf("reported %v", err)
 		}
-		ok = false
+		if value, known := r.Collect(); !known || value != 7 {
+			t.Errorf("got %d, %v", value, known)
+		}
 		time.Sleep(21 * time.Second)
 		synctest.Wait()
 		if _, known := r.Collect(); known {
