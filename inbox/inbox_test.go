@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -248,25 +249,27 @@ func TestInbox_HandlerThatEndsItsGoroutineLeavesNoMessageUnanswered(t *testing.T
 				return effect(msg)
 			})
 			var messages []*message.Message
+			var handling sync.WaitGroup
 			for i := range 5 {
 				msg := message.NewMessageWithContext(ctx, fmt.Sprint(name, i), nil)
 				if i == 2 {
 					msg.Metadata.Set("ends", "its goroutine")
 				}
 				messages = append(messages, msg)
-				go func() { // as a router does
+				handling.Go(func() { // as a router does
 					if _, err := h(msg); err != nil {
 						msg.Nack()
 					} else {
 						msg.Ack()
 					}
-				}()
+				})
 			}
+			handling.Wait()
 			for i, msg := range messages {
 				select {
 				case <-msg.Acked():
 				case <-msg.Nacked():
-				case <-time.After(testserver.MaxWait):
+				case <-time.After(testserver.MaxWait / 10):
 					t.Fatalf("%s: message %d is not answered", name, i)
 				}
 			}
