@@ -1,8 +1,11 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -57,6 +60,45 @@ func TestMiddleware_ReplaysHeadersAsTheyWere(t *testing.T) {
 	}
 	if first.Header().Get("X-Hop") == "" || again.Header().Get("X-Hop") != "" {
 		t.Errorf("a header of the connection: %q, then %q", first.Header(), again.Header())
+	}
+}
+
+// A handler that sets a content type of no values wants none, which net/http would choose.
+func TestMiddleware_ReplaysNoContentTypeWhereThereWasNone(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Type"] = nil
+		_, _ = io.WriteString(w, "<html>")
+	})))
+	defer server.Close()
+	for _, replayed := range []string{"", "true"} {
+		r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("x"))
+		r.Header.Set("Idempotency-Key", "key")
+		response, err := server.Client().Do(r)
+		if err != nil || response.Header.Get("Idempotency-Replayed") != replayed {
+			t.Fatal(response, err)
+		}
+		_ = response.Body.Close()
+		if got := response.Header.Values("Content-Type"); len(got) > 0 {
+			t.Errorf("replayed: %q, content type %q", replayed, got)
+		}
+	}
+}
+
+// A panic of a handler whose time was up is in the log, since there is no other sign of it.
+func TestMiddleware_LogsAPanicAfterATimeout(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+		c.Timeout, c.Logger = 100*time.Millisecond, slog.New(slog.NewTextHandler(&log, nil))
+	})
+	w := do(t, engine.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		panic("on purpose")
+	})), post("/", "x"))
+	expectProblem(t, w, http.StatusServiceUnavailable, "execution-timeout")
+	if !strings.Contains(log.String(), `msg="handler panicked"`) || !strings.Contains(log.String(), "on purpose") {
+		t.Errorf("logged: %s", log.String())
 	}
 }
 

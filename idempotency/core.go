@@ -19,6 +19,7 @@ type core struct {
 	tracer    trace.Tracer
 	limits    limits
 	quotas    quotas
+	late      lateClaims
 	events    events
 
 	// draw returns a random duration below another, which is positive.

@@ -87,11 +87,20 @@ func (in *intent) tryClaim(ctx context.Context) (_ Record, v decision, _ error) 
 		case err != nil:
 			// Nothing has run under a claim that may have been granted.
 			owner := Owner{Token: in.claim.Token, Fence: 1}
-			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
+			gone := in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
+			if !gone && (in.transactional || !in.cfg.Failures.FailOpen) { // which runs the handler all the same
+				in.late.add(owner)
+			}
 			return Record{}, failure, err
 		case granted:
 			in.take(record)
 			return record, decisionRun, nil
+		}
+		if in.late.made(record) {
+			if err := in.store.Release(ctx, in.claim.ID, record.Owner); err != nil && !errors.Is(err, ErrStaleOwner) {
+				return Record{}, decisionStoreFailed, err
+			}
+			continue
 		}
 		v := in.judge(record)
 		if v != decisionRun {
@@ -203,7 +212,7 @@ func (in *intent) wait(ctx context.Context) (Record, decision, error) {
 			return Record{}, decisionInProgress, nil
 		case err != nil:
 			return Record{}, decisionStoreFailed, err
-		case found && in.judge(record) == decisionInProgress:
+		case found && !in.late.made(record) && in.judge(record) == decisionInProgress:
 			continue
 		}
 		in.begin()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -116,6 +117,29 @@ func TestMiddleware_LogsFailingScopesInADozenLines(t *testing.T) {
 		}
 		if n := strings.Count(log.String(), `level=ERROR msg="idempotency scope failed"`); n < 5 || n > 12 || n != strings.Count(log.String(), "\n") {
 			t.Errorf("%d lines: %s", n, log.String())
+		}
+	})
+}
+
+// A client that sends empty bodies as JSON, chunked, each of which looks like one that was read
+// before, causes a dozen lines.
+func TestMiddleware_LogsEmptyBodiesInADozenLines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		})
+		handler := engine.Middleware(ok("done"))
+		for range 3600 {
+			empty := post("/", "", typed("application/json"), func(r *http.Request) {
+				r.Body, r.ContentLength = io.NopCloser(strings.NewReader("")), -1
+			})
+			expectProblem(t, do(t, handler, empty), http.StatusInternalServerError, "internal")
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(log.String(), `level=ERROR msg="request body was read before the idempotency middleware"`); n < 5 || n > 12 || n != strings.Count(log.String(), "\n") {
+			t.Errorf("%d lines", n)
 		}
 	})
 }

@@ -200,8 +200,7 @@ func (x *exchange) compared(ctx context.Context) (content, bool) {
 	case err == nil:
 		return c, true
 	case errors.Is(err, errBodyTaken):
-		x.cfg.Logger.ErrorContext(ctx, "request body was read before the idempotency middleware", "endpoint", x.claim.Endpoint,
-			"problem", "move the middleware before whatever reads the body, or put the body back into the request")
+		x.logBodyTaken(ctx)
 		x.refuse(ProblemInternal)
 	default:
 		x.refuse(ProblemUnsupportedBody)

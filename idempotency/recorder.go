@@ -274,16 +274,24 @@ func changes(outer, now http.Header, keep func(name string) bool) []headerEntry 
 	var entries []headerEntry
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		before, after := outer[name], now[name]
-		if slices.Equal(before, after) || slices.Contains(perAnswer, name) || !keep(name) {
+		empty := isEmpty(now, name)
+		if slices.Equal(before, after) && empty == isEmpty(outer, name) || slices.Contains(perAnswer, name) || !keep(name) {
 			continue
 		}
-		e := headerEntry{Name: name, Values: bytesOf(after)}
+		e := headerEntry{Name: name, Values: bytesOf(after), Empty: empty}
 		if len(before) > 0 && len(after) > len(before) && slices.Equal(before, after[:len(before)]) {
 			e.Add, e.Values = true, bytesOf(after[len(before):])
 		}
 		entries = append(entries, e)
 	}
 	return entries
+}
+
+// isEmpty reports whether a header is set to no values. It is not sent then, and net/http does
+// not add it.
+func isEmpty(h http.Header, name string) bool {
+	values, set := h[name]
+	return set && len(values) == 0
 }
 
 // send writes the first answer, with everything that the handler wrote.
@@ -342,6 +350,8 @@ func (res *response) writeTo(w http.ResponseWriter) error {
 	live := w.Header()
 	for _, e := range res.Header {
 		switch {
+		case e.Empty:
+			live[e.Name] = nil
 		case len(e.Values) == 0:
 			delete(live, e.Name)
 		case e.Add:

@@ -73,6 +73,7 @@ func (x *exchange) respond(ctx context.Context, end ending) {
 		x.send(ctx, a)
 		return
 	case a.late && !a.rec.streamed: // it has been answered
+		x.logPanic(ctx, a.panicked)
 		return
 	}
 	switch end.outcome {
@@ -107,13 +108,18 @@ func (x *exchange) respond(ctx context.Context, end ending) {
 
 // repanic passes the panic of a handler on to outer handlers, as net/http expects.
 func (x *exchange) repanic(ctx context.Context, p *panicked) {
+	x.logPanic(ctx, p)
 	if p.aborted {
 		panic(http.ErrAbortHandler)
 	}
-	if p.value != http.ErrAbortHandler { //nolint:errorlint // a value of recover, compared as net/http does
+	panic(p.value)
+}
+
+// logPanic logs the panic of a handler, if there was one.
+func (x *exchange) logPanic(ctx context.Context, p *panicked) {
+	if p != nil && !p.aborted && p.value != http.ErrAbortHandler { //nolint:errorlint // a value of recover, compared as net/http does
 		x.log(ctx, slog.LevelError, "handler panicked", slog.Any("error", p.value), slog.String("stack", string(p.stack)))
 	}
-	panic(p.value)
 }
 
 // lost answers from the current record after another owner has taken over the claim.

@@ -23,6 +23,7 @@ type headerEntry struct {
 	Name   string   `json:"n"`
 	Values [][]byte `json:"v,omitempty"` // bytes: JSON's strings could not hold them all
 	Add    bool     `json:"a,omitempty"` // after the existing values; else instead of them
+	Empty  bool     `json:"e,omitempty"` // set to no values, so that net/http does not choose one
 }
 
 // marshal puts the JSON of the head before the body, with its length.

@@ -80,16 +80,19 @@ func (in *intent) complete(ctx context.Context, c Completion) error {
 	})
 }
 
-// abandon gives up a claim that the store may have granted although its answer was lost.
-func (in *intent) abandon(ctx context.Context, cause error, do func(context.Context) error) {
+// abandon gives up a claim that the store may have granted although its answer was lost. It
+// reports whether nothing of it is left, or to come.
+func (in *intent) abandon(ctx context.Context, cause error, do func(context.Context) error) (gone bool) {
 	if sqlerr.Retryable(cause) {
-		return // the database has reported that nothing happened
+		return true // the database has reported that nothing happened
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if err := do(ctx); err != nil {
 		in.log(ctx, slog.LevelDebug, "claim not abandoned", slog.Any("error", err))
+		return false
 	}
+	return true
 }
 
 // keepLease renews the lease until stop is called; stop waits for a renewal that is

@@ -105,3 +105,28 @@ func TestEngine_AbandonsWhatHasNoDeadlineOfItsOwn(t *testing.T) {
 		t.Errorf("the next one: %v", err)
 	}
 }
+
+// A claim that met silence arrives when its request has been answered. Nothing has run under
+// it: a retry runs at once, in both modes, and not after the lease or never.
+func TestMiddleware_AClaimThatArrivesLateHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	for _, transactional := range []bool{true, false} {
+		direct := onPostgres(t)
+		p, proxy := direct.behindProxy(t)
+		url, _ := p.probe(t, transactional, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 2*time.Second, time.Hour })
+		before, q := newRequest(), newRequest()
+		if a, err := before.send(t.Context(), http.DefaultClient, url, "before"); err != nil || a.status >= 300 {
+			t.Fatalf("%v %v", a, err)
+		}
+		proxy.Silence(testserver.Containing("idempotency_claim"), 1)
+		if a, err := q.send(t.Context(), http.DefaultClient, url, "first"); err != nil || a.status != http.StatusServiceUnavailable {
+			t.Errorf("the request that met silence: %v %v", a, err)
+		}
+		proxy.Resume()
+		eventually(t, "the claim has arrived", func() bool { return p.count(t, `select count(*) from {{idempotency}}`) == 2 })
+		if a, err := q.send(t.Context(), http.DefaultClient, url, "again"); err != nil || a.status >= 300 {
+			t.Errorf("transactional %v, sent again: %v %v", transactional, a, err)
+		}
+		q.expectOnce(t, direct)
+	}
+}

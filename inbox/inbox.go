@@ -144,8 +144,9 @@ type Config struct {
 	Group Group
 
 	// Timeout is how long an attempt may take, from its start to its commit. Then the
-	// context of the handler ends and the attempt is rolled back. It counts as a failure if
-	// the handler took that long. It is also how long a server that does not answer can
+	// context of the handler ends and the attempt is rolled back. It counts as a failure
+	// unless more than half of the time had passed before the handler began, waiting for a
+	// connection, the id or the turn to write. It is also how long a server that does not answer can
 	// delay a message: a handler's statement that the driver does not return from is then
 	// abandoned, with its connection, and does not count. pgx always returns, so with pgx
 	// it counts. The commit may take 10 s more; without an answer the message is delivered

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -36,7 +37,7 @@ func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
 	defer cancel()
-	id := w.id
+	id, began := w.id, time.Now()
 	tx, err := in.store.Begin(ctx, in.calls)
 	if err != nil {
 		return claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)
@@ -54,7 +55,14 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	if err := in.readFailed(unlimited, tx, w); err != nil {
 		return claimFailed(unlimited, err), err
 	}
-	if err := in.effect(ctx, tx, tx.Raw, w, nil); err != nil {
+	waited := time.Since(began)
+	if err = in.effect(ctx, tx, tx.Raw, w, nil); err == nil && ctx.Err() != nil {
+		err = fmt.Errorf("the handler exceeded its time: %w", ctx.Err())
+	}
+	if err != nil {
+		if ctx.Err() != nil && unlimited.Err() == nil && waited > in.cfg.Timeout/2 {
+			return outcomeDatabaseFailed, err // the handler was not given its time
+		}
 		if tx.Unanswered(err) {
 			return outcomeDatabaseDown, errors.Join(err, bounded.ErrAbandoned)
 		}
@@ -62,9 +70,6 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 			return outcomeDatabaseDown, err
 		}
 		return outcomeHandlerFailed, err
-	}
-	if ctx.Err() != nil {
-		return outcomeHandlerFailed, fmt.Errorf("the handler exceeded its time: %w", ctx.Err())
 	}
 	if w.start.Recorded {
 		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {

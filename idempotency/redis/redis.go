@@ -9,8 +9,12 @@
 //
 // A record is written after its commit and expires with it. Redis never grants the right
 // to run: a request whose record is not in Redis goes to the store. So correctness does
-// not depend on it. An error, a flush, a failover that loses writes, or the loss of all
+// not depend on what Redis loses. An error, a flush, a failover that loses writes, or the loss of all
 // data in the middle of a run only costs a query of the database.
+//
+// If the database itself loses commits (a restore, a failover to a standby that had not
+// received them), Redis still answers for effects that are gone, until the records expire.
+// Delete the keys with Config.Prefix before services use that database.
 //
 // The records contain responses. If Config.Responses.Encryption of the engine is set, they are
 // encrypted and bound to key, caller and request. Otherwise, whatever can write to this
