@@ -203,7 +203,7 @@ func (s *subscription) giveBack(now time.Time) {
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
-			s.returnAlone(p, now)
+			p.returned()
 		}
 	}
 	for _, l := range s.lanes {
@@ -217,20 +217,11 @@ func (s *subscription) giveBack(now time.Time) {
 	}
 	s.ready = slices.DeleteFunc(s.ready, func(p *delivery) bool {
 		if p.lane == nil && old(p) {
-			s.returnAlone(p, now)
+			p.returned()
 			return true
 		}
 		return p.lane != nil && p.lane.head != p // returned
 	})
-}
-
-// returnAlone gives back a delivery without a lane. Nothing here shows that it is awaited, and the
-// broker may have sent it already, so the shard is not removed soon.
-func (s *subscription) returnAlone(p *delivery, now time.Time) {
-	p.returned()
-	if s.shard != nil {
-		s.shard.again = now.Add(max(s.maxWait(), removeAgain))
-	}
 }
 
 // returnLane gives back what is in l and not being handled. The lane stays, and what

@@ -29,6 +29,7 @@ type shard struct {
 
 	marked bool      // everything before the marker was delivered here
 	marker uint64    // its delivery tag
+	empty  bool      // the broker had no more when it was asked, and nothing has come since
 	again  time.Time // when finish may act again
 	gone   bool      // the queue does not exist
 }
@@ -135,7 +136,11 @@ func (s *subscription) mark(current *session, raw amqp.Delivery) {
 // active records that this subscription is the active consumer of its shard. It is one until
 // its channel closes.
 func (s *subscription) active() {
-	if s.shard != nil && s.shard.since.Load() == 0 {
+	if s.shard == nil {
+		return
+	}
+	s.shard.empty = false
+	if s.shard.since.Load() == 0 {
 		s.shard.since.Store(time.Now().UnixNano())
 	}
 }
@@ -143,7 +148,7 @@ func (s *subscription) active() {
 // inactive is called when the channel is lost, and the marker with it.
 func (s *subscription) inactive() {
 	if s.shard != nil {
-		s.shard.marked = false
+		s.shard.marked, s.shard.empty = false, false
 		s.shard.since.Store(0)
 	}
 }
@@ -188,7 +193,14 @@ func (s *subscription) remove(ctx context.Context) (removed bool, err error) {
 		state, err := channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
 		// Without this consumer the answer is that for a quorum queue without a leader: zeros.
 		if err != nil || state.Messages > 0 || state.Consumers == 0 {
+			s.shard.empty = false
 			return err
+		}
+		// It does not count what it has sent, or was given back just now, and is on its way. So
+		// nothing may come until it is asked again.
+		if !s.shard.empty {
+			s.shard.empty = true
+			return nil
 		}
 		_, err = channel.QueueDelete(s.queue, false, false, noWait)
 		removed = err == nil

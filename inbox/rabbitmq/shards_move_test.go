@@ -395,3 +395,29 @@ func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 	}
 	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
 }
+
+// What the broker has sent, and has not arrived here, is neither in the shard nor in the subscription.
+func TestShards_NotRemovedWhileADeliveryIsOnItsWay(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	if err := subscriber(t, fanout(uri, 2), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	proxy, proxied := testserver.ProxyAMQP(t, uri)
+	cfg := shards(2, 1)
+	cfg.Shards.Rebalance = time.Hour // nothing else is asked of the broker
+	out := subscribe(t, subscriber(t, fanout(proxied, 2), cfg), "orders")
+	a.send("orders", "", publishing("before", "k"))
+	before := next(t, out)
+	if err := subscriber(t, fanout(uri, 2), shards(2, 1)).MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	a.publish(shardName(1, 0), publishing("behind", "k")) // waits for a place in the prefetch
+	proxy.Delay.Store(int64(200 * time.Millisecond))
+	before.Ack()
+	if msg := next(t, out); msg.UUID != "behind" || !msg.Ack() {
+		t.Errorf("got %q", msg.UUID)
+	}
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}
