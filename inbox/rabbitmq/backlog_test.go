@@ -416,3 +416,32 @@ func troubled(t *testing.T, a *admin, prefetch, messages int, delay time.Duratio
 		return state.Consumers
 	}
 }
+
+// Handlers that never return do not hold the prefetch for ever, whatever waits for them: a message
+// in the queue, or one of another shard.
+func TestSubscriber_HandlersThatDoNotReturnLeaveThePrefetch(t *testing.T) {
+	t.Parallel()
+	for name, count := range map[string]int{"one queue": 0, "shards": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			uri := testserver.RabbitMQ(t)
+			cfg := shards(count, 0)
+			cfg.AckTimeout = time.Second
+			out := subscribe(t, subscriber(t, fanout(uri, 2), cfg), "orders")
+			a := newAdmin(t, uri)
+			for i := range 2 {
+				a.send("orders", "", publishing(fmt.Sprint("hangs ", i), fmt.Sprint(i)))
+				next(t, out)
+			}
+			const others = 10
+			for i := range others {
+				a.send("orders", "", publishing(fmt.Sprint("other ", i), fmt.Sprint("other ", i)))
+			}
+			for handled := map[string]bool{}; len(handled) < 2+others; {
+				msg := next(t, out)
+				msg.Ack()
+				handled[msg.UUID] = true
+			}
+		})
+	}
+}

@@ -59,6 +59,11 @@ func (s *subscription) yielding() <-chan struct{} {
 // needsSlot reports whether a slot must be taken before the next message is handed out.
 func (s *subscription) needsSlot() bool { return s.shard != nil && !s.shard.holds }
 
+// noSlots reports whether the shards have handed out as much as they may.
+func (s *subscription) noSlots() bool {
+	return s.shard != nil && len(s.shard.slots) == cap(s.shard.slots)
+}
+
 func (s *subscription) useSlot(p *delivery) {
 	if s.shard != nil {
 		s.shard.holds, p.slot = false, true

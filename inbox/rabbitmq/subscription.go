@@ -369,9 +369,10 @@ func (s *subscription) settle() {
 }
 
 // stuck reports whether deliveries wait for a handler that has not returned although the
-// context of its message has ended.
+// context of its message has ended. They wait in the queue, or for a slot, if the prefetch is
+// handed out.
 func (s *subscription) stuck(now time.Time) bool {
-	full := len(s.ready) > 0 && len(s.handedOut) >= s.owner.settings.topology.Consume.Qos.PrefetchCount
+	full := len(s.handedOut) >= s.owner.settings.topology.Consume.Qos.PrefetchCount || s.noSlots()
 	for p := range s.handedOut {
 		if now.Sub(p.arrived) > s.owner.settings.AckTimeout && (full || p.lane != nil && p.lane.behind() > 0) {
 			return true
