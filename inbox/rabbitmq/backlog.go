@@ -229,18 +229,18 @@ func (s *subscription) giveBack(now time.Time) {
 func (s *subscription) returnLane(l *lane, now time.Time) {
 	var positions []position
 	if _, handedOut := s.handedOut[l.head]; l.head != nil && !handedOut {
-		positions = append(positions, position{l.head.id, l.head})
+		positions = append(positions, position{id: l.head.id, delivery: l.head})
 		delete(s.delayed, l.head)
 		l.head = nil
 	}
 	for _, p := range l.waiting {
-		positions = append(positions, position{p.id, p})
+		positions = append(positions, position{id: p.id, delivery: p})
 	}
 	positions = append(positions, l.awaited...)
 	for i, at := range positions {
 		if at.delivery != nil {
 			at.delivery.returned()
-			positions[i].delivery = nil
+			positions[i].delivery, positions[i].behind = nil, false
 		}
 	}
 	l.waiting, l.awaited = nil, positions

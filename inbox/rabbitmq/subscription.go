@@ -292,8 +292,13 @@ func (s *subscription) lineUp(p *delivery) {
 		s.lanes[name] = l
 	}
 	p.lane = l
-	if l.enqueue(p) {
+	switch awaited := len(l.awaited); {
+	case l.enqueue(p):
 		l.until = time.Now().Add(s.maxWait())
+	case len(l.awaited) > awaited && s.owner.settings.singleActive():
+		// A quorum queue keeps the order of deliveries, not that of messages, for its next
+		// active consumer.
+		l.giveBackLast()
 	}
 	if l.head == nil {
 		s.advance(l)
