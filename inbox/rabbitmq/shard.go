@@ -12,6 +12,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/repeats"
 )
 
 // shard is what a subscription to one shard has in addition.
@@ -32,6 +34,8 @@ type shard struct {
 	empty  bool      // the broker had no more when it was asked, and nothing has come since
 	again  time.Time // when finish may act again
 	gone   bool      // the queue does not exist
+
+	unfinished repeats.Series // attempts to remove it
 }
 
 func (s *Subscriber) newShard(topic, queue string, out chan *message.Message, slots chan struct{}, next *layout) *subscription {
@@ -174,7 +178,8 @@ func (s *subscription) finish(ctx context.Context) error {
 	s.shard.again = now.Add(removeAgain)
 	log := s.owner.settings.Logger
 	if s.shard.next == nil {
-		log.ErrorContext(ctx, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", "queue", s.queue)
+		level, attrs := s.shard.unfinished.Failed(slog.LevelError, "no previous")
+		log.Log(ctx, level, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", append(attrs, "queue", s.queue)...)
 		return nil
 	}
 	removed, err := s.remove(ctx)
@@ -183,7 +188,8 @@ func (s *subscription) finish(ctx context.Context) error {
 		log.InfoContext(ctx, "shard drained and removed", "queue", s.queue)
 		return fmt.Errorf("%w: it was drained", errShardGone)
 	case err != nil:
-		log.WarnContext(ctx, "drained shard not removed, retrying", "queue", s.queue, "error", err)
+		level, attrs := s.shard.unfinished.Failed(slog.LevelWarn, err.Error())
+		log.Log(ctx, level, "drained shard not removed, retrying", append(attrs, "queue", s.queue, "error", err)...)
 	}
 	return nil
 }

@@ -1,9 +1,11 @@
 package rabbitmq_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -420,4 +422,31 @@ func TestShards_NotRemovedWhileADeliveryIsOnItsWay(t *testing.T) {
 		t.Errorf("got %q", msg.UUID)
 	}
 	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}
+
+// A marker that stays does not fill the log.
+func TestShards_WhatCannotBeRemovedIsNotLoggedEachTime(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	forged := publishing("forged", "")
+	forged.Headers = amqp091.Table{"oncemill_shards_moved": true}
+	newAdmin(t, uri).publish(shardName(1, 0), forged)
+	for previous, line := range map[int]string{0: "Shards.Previous is not set here", 1: "drained shard not removed"} {
+		count := 1 + previous
+		var log bytes.Buffer
+		cfg := shards(count, previous)
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		s := subscriber(t, fanout(uri, 10), cfg)
+		subscribe(t, s, "orders")
+		testserver.Pause(t.Context(), 3500*time.Millisecond) // for several attempts
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("%d lines %q", n, line)
+		}
+	}
 }
