@@ -203,7 +203,7 @@ func (s *subscription) giveBack(now time.Time) {
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
-			s.returnAlone(p, now)
+			p.returned()
 		}
 	}
 	for _, l := range s.lanes {
@@ -217,20 +217,11 @@ func (s *subscription) giveBack(now time.Time) {
 	}
 	s.ready = slices.DeleteFunc(s.ready, func(p *delivery) bool {
 		if p.lane == nil && old(p) {
-			s.returnAlone(p, now)
+			p.returned()
 			return true
 		}
 		return p.lane != nil && p.lane.head != p // returned
 	})
-}
-
-// returnAlone gives back a delivery without a lane. Nothing here shows that it is awaited, and the
-// broker may have sent it already, so the shard is not removed soon.
-func (s *subscription) returnAlone(p *delivery, now time.Time) {
-	p.returned()
-	if s.shard != nil {
-		s.shard.again = now.Add(max(s.maxWait(), removeAgain))
-	}
 }
 
 // returnLane gives back what is in l and not being handled. The lane stays, and what
@@ -238,18 +229,18 @@ func (s *subscription) returnAlone(p *delivery, now time.Time) {
 func (s *subscription) returnLane(l *lane, now time.Time) {
 	var positions []position
 	if _, handedOut := s.handedOut[l.head]; l.head != nil && !handedOut {
-		positions = append(positions, position{l.head.id, l.head})
+		positions = append(positions, position{id: l.head.id, delivery: l.head})
 		delete(s.delayed, l.head)
 		l.head = nil
 	}
 	for _, p := range l.waiting {
-		positions = append(positions, position{p.id, p})
+		positions = append(positions, position{id: p.id, delivery: p})
 	}
 	positions = append(positions, l.awaited...)
 	for i, at := range positions {
 		if at.delivery != nil {
 			at.delivery.returned()
-			positions[i].delivery = nil
+			positions[i].delivery, positions[i].behind = nil, false
 		}
 	}
 	l.waiting, l.awaited = nil, positions

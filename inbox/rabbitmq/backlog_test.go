@@ -416,3 +416,77 @@ func troubled(t *testing.T, a *admin, prefetch, messages int, delay time.Duratio
 		return state.Consumers
 	}
 }
+
+// Handlers that never return do not hold the prefetch for ever, whatever waits for them: a message
+// in the queue, or one of another shard.
+func TestSubscriber_HandlersThatDoNotReturnLeaveThePrefetch(t *testing.T) {
+	t.Parallel()
+	for name, count := range map[string]int{"one queue": 0, "shards": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			uri := testserver.RabbitMQ(t)
+			cfg := shards(count, 0)
+			cfg.AckTimeout = time.Second
+			out := subscribe(t, subscriber(t, fanout(uri, 2), cfg), "orders")
+			a := newAdmin(t, uri)
+			for i := range 2 {
+				a.send("orders", "", publishing(fmt.Sprint("hangs ", i), fmt.Sprint(i)))
+				next(t, out)
+			}
+			const others = 10
+			for i := range others {
+				a.send("orders", "", publishing(fmt.Sprint("other ", i), fmt.Sprint("other ", i)))
+			}
+			for handled := map[string]bool{}; len(handled) < 2+others; {
+				msg := next(t, out)
+				msg.Ack()
+				handled[msg.UUID] = true
+			}
+		})
+	}
+}
+
+// What arrives while earlier messages of its key are on their way back, and here again, is behind
+// them for the next consumer too. A quorum queue gives back in the order of its deliveries.
+func TestShards_KeepTheOrderOfWhatWasGivenBack(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	proxy, proxied := testserver.ProxyAMQP(t, uri)
+	cfg := shards(1, 0)
+	cfg.AckTimeout, cfg.NackDelay, cfg.NackDelayMax = 2*time.Second, time.Hour, time.Hour
+	cfg.Shards.Rebalance = time.Hour
+	first := subscriber(t, fanout(proxied, 100), cfg)
+	out := subscribe(t, first, "orders")
+	a := newAdmin(t, uri)
+	n := 0
+	send := func() {
+		a.send("orders", "", publishing(strconv.Itoa(n), "k"))
+		n++
+	}
+	send()
+	next(t, out).Nack()
+	proxy.Delay.Store(int64(200 * time.Millisecond))
+	var again *message.Message
+	for again == nil { // it is given back after 1.6 s
+		send()
+		select {
+		case again = <-out:
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	proxy.Delay.Store(0)
+	testserver.Pause(t.Context(), 300*time.Millisecond)
+	again.Nack()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.AckTimeout = 0
+	out = subscribe(t, subscriber(t, fanout(uri, 100), cfg), "orders")
+	for i := range n {
+		msg := next(t, out)
+		if msg.UUID != strconv.Itoa(i) {
+			t.Fatalf("got %q, want %d", msg.UUID, i)
+		}
+		msg.Ack()
+	}
+}

@@ -69,8 +69,8 @@ type Config struct {
 	// order, and comes again at once. So a message may wait for longer (inbox.RetryAfter),
 	// but each time counts for x-delivery-limit. Later messages of its key wait for it, at
 	// most CallTimeout or a quarter of AckTimeout: by then another consumer has it. If
-	// messages wait for a handler that has not returned by then, all of the subscription
-	// goes back. Default: 25 min. At least 1 s.
+	// messages wait for a handler that has not returned by then, or it holds the last place in
+	// the prefetch, all of the subscription goes back. Default: 25 min. At least 1 s.
 	AckTimeout time.Duration
 
 	// Shards divides the messages of each topic among several queues, on which several

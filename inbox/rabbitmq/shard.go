@@ -12,6 +12,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/repeats"
 )
 
 // shard is what a subscription to one shard has in addition.
@@ -29,8 +31,11 @@ type shard struct {
 
 	marked bool      // everything before the marker was delivered here
 	marker uint64    // its delivery tag
+	empty  bool      // the broker had no more when it was asked, and nothing has come since
 	again  time.Time // when finish may act again
 	gone   bool      // the queue does not exist
+
+	unfinished repeats.Series // attempts to remove it
 }
 
 func (s *Subscriber) newShard(topic, queue string, out chan *message.Message, slots chan struct{}, next *layout) *subscription {
@@ -57,6 +62,11 @@ func (s *subscription) yielding() <-chan struct{} {
 
 // needsSlot reports whether a slot must be taken before the next message is handed out.
 func (s *subscription) needsSlot() bool { return s.shard != nil && !s.shard.holds }
+
+// noSlots reports whether the shards have handed out as much as they may.
+func (s *subscription) noSlots() bool {
+	return s.shard != nil && len(s.shard.slots) == cap(s.shard.slots)
+}
 
 func (s *subscription) useSlot(p *delivery) {
 	if s.shard != nil {
@@ -135,7 +145,11 @@ func (s *subscription) mark(current *session, raw amqp.Delivery) {
 // active records that this subscription is the active consumer of its shard. It is one until
 // its channel closes.
 func (s *subscription) active() {
-	if s.shard != nil && s.shard.since.Load() == 0 {
+	if s.shard == nil {
+		return
+	}
+	s.shard.empty = false
+	if s.shard.since.Load() == 0 {
 		s.shard.since.Store(time.Now().UnixNano())
 	}
 }
@@ -143,7 +157,7 @@ func (s *subscription) active() {
 // inactive is called when the channel is lost, and the marker with it.
 func (s *subscription) inactive() {
 	if s.shard != nil {
-		s.shard.marked = false
+		s.shard.marked, s.shard.empty = false, false
 		s.shard.since.Store(0)
 	}
 }
@@ -164,7 +178,8 @@ func (s *subscription) finish(ctx context.Context) error {
 	s.shard.again = now.Add(removeAgain)
 	log := s.owner.settings.Logger
 	if s.shard.next == nil {
-		log.ErrorContext(ctx, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", "queue", s.queue)
+		level, attrs := s.shard.unfinished.Failed(slog.LevelError, "no previous")
+		log.Log(ctx, level, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", append(attrs, "queue", s.queue)...)
 		return nil
 	}
 	removed, err := s.remove(ctx)
@@ -173,7 +188,8 @@ func (s *subscription) finish(ctx context.Context) error {
 		log.InfoContext(ctx, "shard drained and removed", "queue", s.queue)
 		return fmt.Errorf("%w: it was drained", errShardGone)
 	case err != nil:
-		log.WarnContext(ctx, "drained shard not removed, retrying", "queue", s.queue, "error", err)
+		level, attrs := s.shard.unfinished.Failed(slog.LevelWarn, err.Error())
+		log.Log(ctx, level, "drained shard not removed, retrying", append(attrs, "queue", s.queue, "error", err)...)
 	}
 	return nil
 }
@@ -188,7 +204,14 @@ func (s *subscription) remove(ctx context.Context) (removed bool, err error) {
 		state, err := channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
 		// Without this consumer the answer is that for a quorum queue without a leader: zeros.
 		if err != nil || state.Messages > 0 || state.Consumers == 0 {
+			s.shard.empty = false
 			return err
+		}
+		// It does not count what it has sent, or was given back just now, and is on its way. So
+		// nothing may come until it is asked again.
+		if !s.shard.empty {
+			s.shard.empty = true
+			return nil
 		}
 		_, err = channel.QueueDelete(s.queue, false, false, noWait)
 		removed = err == nil

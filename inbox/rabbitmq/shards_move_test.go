@@ -1,9 +1,11 @@
 package rabbitmq_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -394,4 +396,57 @@ func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 		t.Errorf("got %q", msg.UUID)
 	}
 	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}
+
+// What the broker has sent, and has not arrived here, is neither in the shard nor in the subscription.
+func TestShards_NotRemovedWhileADeliveryIsOnItsWay(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	if err := subscriber(t, fanout(uri, 2), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	proxy, proxied := testserver.ProxyAMQP(t, uri)
+	cfg := shards(2, 1)
+	cfg.Shards.Rebalance = time.Hour // nothing else is asked of the broker
+	out := subscribe(t, subscriber(t, fanout(proxied, 2), cfg), "orders")
+	a.send("orders", "", publishing("before", "k"))
+	before := next(t, out)
+	if err := subscriber(t, fanout(uri, 2), shards(2, 1)).MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	a.publish(shardName(1, 0), publishing("behind", "k")) // waits for a place in the prefetch
+	proxy.Delay.Store(int64(200 * time.Millisecond))
+	before.Ack()
+	if msg := next(t, out); msg.UUID != "behind" || !msg.Ack() {
+		t.Errorf("got %q", msg.UUID)
+	}
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}
+
+// A marker that stays does not fill the log.
+func TestShards_WhatCannotBeRemovedIsNotLoggedEachTime(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	forged := publishing("forged", "")
+	forged.Headers = amqp091.Table{"oncemill_shards_moved": true}
+	newAdmin(t, uri).publish(shardName(1, 0), forged)
+	for previous, line := range map[int]string{0: "Shards.Previous is not set here", 1: "drained shard not removed"} {
+		count := 1 + previous
+		var log bytes.Buffer
+		cfg := shards(count, previous)
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		s := subscriber(t, fanout(uri, 10), cfg)
+		subscribe(t, s, "orders")
+		testserver.Pause(t.Context(), 3500*time.Millisecond) // for several attempts
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := strings.Count(log.String(), line); n != 1 {
+			t.Errorf("%d lines %q", n, line)
+		}
+	}
 }

@@ -292,8 +292,13 @@ func (s *subscription) lineUp(p *delivery) {
 		s.lanes[name] = l
 	}
 	p.lane = l
-	if l.enqueue(p) {
+	switch awaited := len(l.awaited); {
+	case l.enqueue(p):
 		l.until = time.Now().Add(s.maxWait())
+	case len(l.awaited) > awaited && s.owner.settings.singleActive():
+		// A quorum queue keeps the order of deliveries, not that of messages, for its next
+		// active consumer.
+		l.giveBackLast()
 	}
 	if l.head == nil {
 		s.advance(l)
@@ -369,9 +374,10 @@ func (s *subscription) settle() {
 }
 
 // stuck reports whether deliveries wait for a handler that has not returned although the
-// context of its message has ended.
+// context of its message has ended. They wait in the queue, or for a slot, if the prefetch is
+// handed out.
 func (s *subscription) stuck(now time.Time) bool {
-	full := len(s.ready) > 0 && len(s.handedOut) >= s.owner.settings.topology.Consume.Qos.PrefetchCount
+	full := len(s.handedOut) >= s.owner.settings.topology.Consume.Qos.PrefetchCount || s.noSlots()
 	for p := range s.handedOut {
 		if now.Sub(p.arrived) > s.owner.settings.AckTimeout && (full || p.lane != nil && p.lane.behind() > 0) {
 			return true
