@@ -25,7 +25,7 @@ UNOBSERVED := modernc.org/... github.com/oncemill/oncemill/internal/relaymodel g
 # its end for reports of goroutines that still run; 50 ms do. make check vets the tests, too. A
 # sixth of the time to compile goes into what only a debugger reads.
 # Most tests wait more than they compute, so four of a package run at a time.
-run-tests = exports=$$(scripts/servers.sh up) && eval "$$exports" && GORACE=atexit_sleep_ms=50 go run ./internal/testrun -skips .ci/skips -race -gcflags=all=-dwarf=false $(UNOBSERVED:%='-gcflags=%=-race=false -dwarf=false') -vet=off -count=1 -parallel=4 -timeout=$(1)
+run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && GORACE=atexit_sleep_ms=50 go run ./internal/testrun -skips .ci/skips -race -gcflags=all=-dwarf=false $(UNOBSERVED:%='-gcflags=%=-race=false -dwarf=false') -vet=off -count=1 -parallel=4 -timeout=$(1)
 
 # Runs one test of a package, with flags, and fails if it does not exist.
 one-test = go test ./$(1) -count=1 -timeout=30m -run '^$(2)$$' -v $(3) | awk '!/^=== / { print; fflush() } /^--- PASS: $(2) / { ran = 1 } END { exit !ran }'
@@ -73,11 +73,11 @@ crucible-cluster: ## the same workload on three nodes of PostgreSQL, synchronous
 
 .PHONY: test
 test: ## every test of every module with -race; starts what is missing
-	$(call run-tests,80m)
+	@$(call run-tests,80m)
 
 .PHONY: test-long
 test-long: ## the same in full: all cases, long runs, large sizes; takes hours
-	export ONCEMILL_LONG=1 && $(call run-tests,5h)
+	@export ONCEMILL_LONG=1 && $(call run-tests,5h)
 
 .PHONY: sim
 sim: ## visit every state of a small model of the relay; run the relay through 50,000 random schedules, inbox and idempotency through 100,000 each (SCHEDULES=n, SHORT_SCHEDULES=n; SEED=n for the first)
