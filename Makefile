@@ -61,8 +61,8 @@ bench-long: ## the same with more rounds, and the rows that grow
 	cd internal/bench && go run . -long -out ../../bench.json -docs ../../docs/bench
 
 .PHONY: crucible
-crucible: ## processes, servers and connections fail for 3 minutes, then all promises are checked; writes crucible.json (CRUCIBLE_TIME=60s, CRUCIBLE_SEED=n, CRUCIBLE_RATE=80)
-	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0) -rate $(or $(CRUCIBLE_RATE),120)
+crucible: ## processes, servers and connections fail for 3 minutes, then all promises are checked; writes crucible.json (CRUCIBLE_TIME=60s, CRUCIBLE_SEED=n, CRUCIBLE_RATE=150)
+	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0) -rate $(or $(CRUCIBLE_RATE),170)
 
 .PHONY: crucible-cluster
 crucible-cluster: ## the same workload on three nodes of PostgreSQL, synchronous and then asynchronous, and of RabbitMQ, that die, freeze and lose each other (ONLY=name); needs Patroni, etcd and HAProxy (as root it installs them)

@@ -61,7 +61,7 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 0, "`seed` of workload and faults; 0 draws one")
 	flag.StringVar(&o.out, "out", "crucible.json", "`file` for the result as JSON")
 	flag.StringVar(&o.keep, "keep", "", "`directory` in which histories and logs stay; default: kept only after a failure")
-	flag.Float64Var(&o.rate, "rate", 120, "transactions a second")
+	flag.Float64Var(&o.rate, "rate", 170, "transactions a second")
 	flag.DurationVar(&o.lease, "lease", 3*time.Second, "lease of the relays; everything has to move within two")
 	flag.BoolVar(&o.calm, "calm", false, "inject no fault, to see what the workload alone does")
 	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
