@@ -20,7 +20,7 @@ const (
 
 	listLetters = `select id, state, source, consumer, message_id, payload, maybe_delivered, acted_by from mill.dead_letters order by id`
 
-	listLaneWrites = `select kind, lane, epoch, writer from app.lane_writes order by entry`
+	listLaneWrites = `select kind, lane, epoch, writer, at from app.lane_writes order by entry`
 
 	listAnswered = `select key, count(*) from app.answered group by key`
 
@@ -88,7 +88,7 @@ func (c *crucible) readTables(ctx context.Context, in *check.Input) error {
 		return err
 	}
 	var w check.LaneWrite
-	err = each(ctx, c.site.db, listLaneWrites, []any{&w.Kind, &w.Lane, &w.Epoch, &w.Writer}, func() {
+	err = each(ctx, c.site.db, listLaneWrites, []any{&w.Kind, &w.Lane, &w.Epoch, &w.Writer, &w.At}, func() {
 		in.LaneWrites = append(in.LaneWrites, w)
 	})
 	if err != nil {

@@ -99,6 +99,7 @@ type LaneWrite struct {
 	Lane   int
 	Epoch  int64  // of the lane's lease in the transaction of the write
 	Writer string // the life of a process
+	At     time.Time
 }
 
 // LaneTaken is the kind of the write that makes the writer the owner of the epoch.

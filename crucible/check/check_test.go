@@ -68,6 +68,49 @@ func delay(in *check.Input, which func(id string, sent time.Time) bool, until ti
 	}
 }
 
+// standing has the lane of account-0, which belongs to relay-1, stand from the third second on.
+func standing(in *check.Input, until float64, faults ...check.Fault) {
+	in.LaneWrites = []check.LaneWrite{{Kind: check.LaneTaken, Lane: check.LaneOf("account-0", ""), Epoch: 1, Writer: "relay-1/1", At: at(0)}}
+	in.Faults = faults
+	even := map[string]bool{}
+	for i := 0; i < 100; i += 2 {
+		even[fmt.Sprint("m", i)], even[fmt.Sprint("r", i)] = true, true
+	}
+	delay(in, func(id string, sent time.Time) bool { return even[id] && sent.After(at(3)) && sent.Before(at(until)) }, at(until))
+}
+
+// behind has a message of account-0 come late, while another key of its lane goes on.
+func behind(in *check.Input) {
+	keep := func(id string) bool { return id == "m40" }
+	delay(in, func(id string, _ time.Time) bool { return keep(id) }, at(10))
+	in.Wire = without(in.Wire, func(w check.Copy) bool { // nothing else of its key, which would be out of order
+		return w.Key == "account-0" && w.Seq > 21 || w.Key == "receipt-account-0" && w.Seq > 21
+	})
+	drop := func(key string, seq int64) bool {
+		return (key == "account-0" || key == "receipt-account-0") && seq > 21
+	}
+	in.Sent = without(in.Sent, func(s check.Sent) bool { return drop(s.Key, s.Seq) })
+	in.Effects = without(in.Effects, func(e check.Effect) bool { return drop(e.Key, e.Seq) })
+	in.Txs = without(in.Txs, func(tx check.Tx) bool {
+		return !slices.ContainsFunc(in.Sent, func(s check.Sent) bool { return s.Tx == tx.ID })
+	})
+	for i := range in.Sent { // in the lane of the key
+		if in.Sent[i].Key == "account-1" {
+			in.Sent[i].Key = sameLane("account-0")
+		}
+	}
+	for i := range in.Wire {
+		if in.Wire[i].Key == "account-1" {
+			in.Wire[i].Key = sameLane("account-0")
+		}
+	}
+	for i := range in.Effects {
+		if in.Effects[i].Key == "account-1" {
+			in.Effects[i].Key = sameLane("account-0")
+		}
+	}
+}
+
 // overtaken has a message that a sink refuses come to the wire behind its successor. The server
 // loses what it acknowledges from a time on, for half a second.
 func overtaken(in *check.Input, lossy float64) {
@@ -297,35 +340,39 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			delay(in, func(_ string, sent time.Time) bool { return sent.After(at(3)) && sent.Before(at(8)) }, at(8))
 			in.Faults = []check.Fault{{Kind: "kill", Target: "relay-1", Window: check.Window{From: at(3), To: at(8)}}}
 		}},
-		{"a key is left behind", "C10", func(in *check.Input) {
-			keep := func(id string) bool { return id == "m40" }
-			delay(in, func(id string, _ time.Time) bool { return keep(id) }, at(10))
-			in.Wire = without(in.Wire, func(w check.Copy) bool { // nothing else of its key, which would be out of order
-				return w.Key == "account-0" && w.Seq > 21 || w.Key == "receipt-account-0" && w.Seq > 21
-			})
-			drop := func(key string, seq int64) bool {
-				return (key == "account-0" || key == "receipt-account-0") && seq > 21
-			}
-			in.Sent = without(in.Sent, func(s check.Sent) bool { return drop(s.Key, s.Seq) })
-			in.Effects = without(in.Effects, func(e check.Effect) bool { return drop(e.Key, e.Seq) })
-			in.Txs = without(in.Txs, func(tx check.Tx) bool {
-				return !slices.ContainsFunc(in.Sent, func(s check.Sent) bool { return s.Tx == tx.ID })
-			})
-			for i := range in.Sent { // in the lane of the key
-				if in.Sent[i].Key == "account-1" {
-					in.Sent[i].Key = sameLane("account-0")
-				}
-			}
-			for i := range in.Wire {
-				if in.Wire[i].Key == "account-1" {
-					in.Wire[i].Key = sameLane("account-0")
-				}
-			}
-			for i := range in.Effects {
-				if in.Effects[i].Key == "account-1" {
-					in.Effects[i].Key = sameLane("account-0")
-				}
-			}
+		{"a lane stands beside one fault of its relay", "C10", func(in *check.Input) {
+			standing(in, 8, check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(5)}})
+		}},
+		{"a lane sends again what it had sent before its relay died", "", func(in *check.Input) {
+			standing(in, 8, check.Fault{Kind: "kill", Target: "relay-1", Window: check.Window{From: at(2.9), To: at(5)}})
+			again := in.Wire[60] // m30
+			again.At = at(5.5)
+			in.Wire = append(in.Wire, again)
+			slices.SortStableFunc(in.Wire, func(a, b check.Copy) int { return a.At.Compare(b.At) })
+		}},
+		{"a lane stands through two faults of its relay", "", func(in *check.Input) {
+			standing(in, 8,
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(3.3)}},
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(5), To: at(5.5)}})
+		}},
+		{"a lane stands beside a fault of another relay", "C10", func(in *check.Input) {
+			standing(in, 8,
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(3.3)}},
+				check.Fault{Target: "relay-2", Window: check.Window{From: at(5.5), To: at(6)}})
+		}},
+		{"a lane stands for longer than a lease of its relay's second fault", "C10", func(in *check.Input) {
+			standing(in, 9.9,
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(3)}},
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(3.2), To: at(9.5)}})
+		}},
+		{"a key is left behind", "C10", behind},
+		{"a key is sent again before it goes on", "", func(in *check.Input) {
+			behind(in)
+			again := in.Wire[72] // m36, the one before
+			again.At = at(7)
+			in.Wire = append(in.Wire, again)
+			slices.SortStableFunc(in.Wire, func(a, b check.Copy) int { return a.At.Compare(b.At) })
+			in.Faults = []check.Fault{{Kind: "kill", Target: "relay-1", Window: check.Window{From: at(1), To: at(1.5)}}}
 		}},
 		{"goroutines are left", "C11", func(in *check.Input) {
 			in.Processes = map[string][]check.Usage{"relay-1": make([]check.Usage, 10)}

@@ -11,10 +11,11 @@ type judge struct {
 	in     *Input
 	common []Window // no way was free: servers, tables that everybody needs, all relays
 	cache  map[string][]Window
+	owners map[int][]Window // by lane: when it belonged to a relay at fault, merged
 }
 
 func newJudge(in *Input) *judge {
-	j := &judge{in: in, cache: map[string][]Window{}}
+	j := &judge{in: in, cache: map[string][]Window{}, owners: map[int][]Window{}}
 	relays := map[string][]Window{}
 	for _, f := range slices.Concat(in.Faults, in.Slow) {
 		switch {
@@ -26,7 +27,68 @@ func newJudge(in *Input) *judge {
 		}
 	}
 	j.common = append(j.common, intersect(relays, in)...)
+	for lane, tenures := range tenures(in.LaneWrites) {
+		for _, t := range tenures {
+			for _, f := range slices.Concat(in.Faults, in.Slow) {
+				if f.Target == t.relay && f.To.After(t.From) && f.From.Before(t.To) {
+					j.owners[lane] = append(j.owners[lane], f.Window)
+				}
+			}
+		}
+		j.owners[lane] = merge(j.owners[lane])
+	}
 	return j
+}
+
+// tenure is how long a lane belonged to a relay.
+type tenure struct {
+	Window
+
+	relay string
+}
+
+// tenures returns, for each lane, to which relays it belonged, one after the other.
+func tenures(writes []LaneWrite) map[int][]tenure {
+	all := map[int][]tenure{}
+	for _, w := range writes {
+		if w.Kind != LaneTaken {
+			continue
+		}
+		if n := len(all[w.Lane]); n > 0 {
+			all[w.Lane][n-1].To = w.At
+		}
+		relay, _, _ := strings.Cut(w.Writer, "/")
+		all[w.Lane] = append(all[w.Lane], tenure{Window{w.At, forever}, relay})
+	}
+	return all
+}
+
+var forever = time.Unix(1<<40, 0)
+
+// excusesOf returns the times in which a group may stand, as far as they matter for a wait in w.
+//
+// One fault of the relay that has a lane excuses nothing: within a lease another one takes the
+// lane. Each further one in the same wait may cost a lease again, for as long as it lasts.
+func (j *judge) excusesOf(group string, lane int, w Window) []Window {
+	all := j.excuses(group)
+	if lane < 0 || w.To.Sub(w.From) <= 2*j.in.Lease {
+		return all
+	}
+	all = slices.Clone(all)
+	first := true
+	for _, f := range j.owners[lane] {
+		if f.To.Before(w.From) || f.From.After(w.To) {
+			continue
+		}
+		if to := f.From.Add(j.in.Lease); f.To.After(to) {
+			f.To = to
+		}
+		if !first {
+			all = append(all, f)
+		}
+		first = false
+	}
+	return merge(all)
 }
 
 // vital are the tables that no worker can do without.

@@ -21,16 +21,17 @@ func (c *index) liveness() Result {
 		return r
 	}
 	groups := map[string][]span{}
-	for _, s := range c.spans() {
+	spans := c.spans()
+	for _, s := range spans {
 		for _, group := range s.groups {
 			groups[group] = append(groups[group], s)
 		}
 	}
+	again := c.again(spans)
 	slowest := ""
 	for group, spans := range groups {
-		excuses := j.excuses(group)
-		for _, gap := range gaps(spans) {
-			stall := longestFree(gap, excuses)
+		for _, gap := range gaps(spans, again[group]) {
+			stall := longestFree(gap, j.excusesOf(group, laneOf(group), gap))
 			if stall > c.counts.LongestStall {
 				c.counts.LongestStall, slowest = stall, group
 			}
@@ -41,7 +42,7 @@ func (c *index) liveness() Result {
 			}
 		}
 	}
-	c.leftBehind(&r, j)
+	c.leftBehind(&r, j, spans)
 	run := Window{c.Sent[0].At, c.End}
 	c.counts.Judged = 1 - covered(run, j.excuses("lane 0")).Seconds()/max(1, run.To.Sub(run.From).Seconds())
 	r.Note = fmt.Sprintf("%d lanes, topics and consumers; %.0f%% of the time had no excuse; the longest wait was %s of %s",
@@ -55,7 +56,13 @@ type span struct {
 
 	id, key string
 	groups  []string // what moves when it ends
-	queue   string   // what it must not be left behind in
+	queue   queue    // what it must not be left behind in; the zero queue: nothing
+}
+
+// queue is the messages of a topic in a lane.
+type queue struct {
+	lane  int
+	topic string
 }
 
 // spans returns what each message waited for: the wire, then its consumer.
@@ -93,7 +100,7 @@ func (c *index) spans() (all []span) {
 			}
 			all = append(all, span{
 				Window: Window{from, first.At}, id: s.MessageID, key: s.Key, groups: groups,
-				queue: fmt.Sprintf("lane %d %s", lane, s.Topic),
+				queue: queue{lane, s.Topic},
 			})
 		}
 		if consumer := c.Consumers[s.Topic]; consumer != "" && len(c.effects[s.MessageID]) > 0 && !c.hasLetter(s.MessageID) {
@@ -122,55 +129,85 @@ func LaneOf(key, messageID string) int {
 	return int(hash.Sum64() % 32)
 }
 
+// laneOf returns the lane that a group is; -1: it is none.
+func laneOf(group string) int {
+	var lane int
+	if _, err := fmt.Sscanf(group, "lane %d", &lane); err != nil {
+		return -1
+	}
+	return lane
+}
+
+// again returns when groups have moved without getting further: with a message that had been
+// delivered before. After a crash a relay sends again what was not deleted yet.
+func (c *index) again(spans []span) map[string][]time.Time {
+	all := map[string][]time.Time{}
+	for _, s := range spans {
+		if s.queue.topic == "" {
+			continue
+		}
+		for _, copied := range c.copies[s.id][1:] {
+			for _, group := range s.groups {
+				all[group] = append(all[group], copied.At)
+			}
+		}
+	}
+	return all
+}
+
 // gaps returns the times in which something was waiting and nothing moved.
-func gaps(spans []span) (found []Window) {
+func gaps(spans []span, again []time.Time) (found []Window) {
 	type event struct {
-		at    time.Time
-		begin bool
+		at      time.Time
+		waiting int // more or fewer than before
 	}
 	var events []event
 	for _, s := range spans {
 		if s.To.After(s.From) {
-			events = append(events, event{s.From, true}, event{s.To, false})
+			events = append(events, event{s.From, 1}, event{s.To, -1})
 		}
+	}
+	for _, at := range again {
+		events = append(events, event{at, 0})
 	}
 	slices.SortFunc(events, func(a, b event) int { return a.at.Compare(b.at) })
 	waiting := 0
 	var since time.Time
 	for _, e := range events {
-		switch {
-		case e.begin:
-			if waiting == 0 {
-				since = e.at
-			}
-			waiting++
-		default:
+		if waiting > 0 && e.waiting <= 0 {
 			found = append(found, Window{since, e.at})
-			waiting--
+		}
+		if waiting == 0 || e.waiting <= 0 {
 			since = e.at
 		}
+		waiting += e.waiting
 	}
 	return found
 }
 
-// leftBehind finds keys that stood while their lane moved: nothing of the key was delivered for
-// long, although others of its lane and topic were that had been committed later.
-func (c *index) leftBehind(r *Result, j *judge) {
-	queues := map[string][]span{}
-	for _, s := range c.spans() {
-		if s.queue != "" {
+// leftBehind finds keys that stood while their lane moved: nothing of the key was sent for long,
+// although others of its lane and topic were delivered that had been committed later.
+func (c *index) leftBehind(r *Result, j *judge, all []span) {
+	queues := map[queue][]span{}
+	for _, s := range all {
+		if s.queue.topic != "" {
 			queues[s.queue] = append(queues[s.queue], s)
 		}
 	}
 	for queue, spans := range queues {
-		before := predecessors(spans)
+		moves := c.moves(spans)
 		slices.SortFunc(spans, func(a, b span) int { return cmp.Or(b.From.Compare(a.From), strings.Compare(a.id, b.id)) })
-		excuses := j.excuses("topic " + queue[strings.LastIndexByte(queue, ' ')+1:])
+		topic := "topic " + queue.topic
 		var earliest time.Time // arrival of what was committed later
 		for _, s := range spans {
 			if !earliest.IsZero() && s.To.After(earliest) {
-				w := Window{latest(earliest, s.From, before[s.id]), s.To}
-				if stall := longestFree(w, excuses); stall > 2*c.Lease {
+				var stall time.Duration
+				for w := (Window{latest(earliest, s.From), s.To}); w.From.Before(s.To); w.From = w.To {
+					if w.To = nextMove(moves[s.key], w.From, s.To); w.To.Sub(w.From) > 2*c.Lease {
+						stall = max(stall, longestFree(w, j.excusesOf(topic, queue.lane, w)))
+					}
+				}
+				if stall > 2*c.Lease {
 					c.counts.Stalls++
 					r.found("key %q: message %s was left behind for %s while its lane moved", s.key, s.id, stall.Round(time.Millisecond))
 				}
@@ -182,17 +219,30 @@ func (c *index) leftBehind(r *Result, j *judge) {
 	}
 }
 
-// predecessors returns, for each message with a key, when the last one of the key arrived before.
-func predecessors(spans []span) map[string]time.Time {
-	byArrival := slices.Clone(spans)
-	slices.SortFunc(byArrival, func(a, b span) int { return a.To.Compare(b.To) })
-	before, last := map[string]time.Time{}, map[string]time.Time{}
-	for _, s := range byArrival {
-		if s.key != "" {
-			before[s.id], last[s.key] = last[s.key], s.To
+// moves returns, for each key, when something of it was sent, in this order.
+func (c *index) moves(spans []span) map[string][]time.Time {
+	all := map[string][]time.Time{}
+	for _, s := range spans {
+		if s.key == "" {
+			continue
+		}
+		for _, copied := range c.copies[s.id] {
+			all[s.key] = append(all[s.key], copied.At)
 		}
 	}
-	return before
+	for _, times := range all {
+		slices.SortFunc(times, time.Time.Compare)
+	}
+	return all
+}
+
+// nextMove returns the first move after a time, at most a later one.
+func nextMove(moves []time.Time, after, most time.Time) time.Time {
+	n, _ := slices.BinarySearchFunc(moves, after.Add(1), time.Time.Compare)
+	if n == len(moves) || moves[n].After(most) {
+		return most
+	}
+	return moves[n]
 }
 
 func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }

@@ -144,12 +144,21 @@ func (w *worker) effect(msg *message.Message, attempt string) error {
 		return inbox.ErrNoInbox
 	}
 	sum := history.SumOf(msg.Payload, msg.Metadata)
-	seq, err := strconv.ParseInt(msg.Metadata.Get(metaSeq), 10, 64)
+	seq, err := numberOf(msg)
 	if err != nil {
-		return inbox.Permanent(err)
+		return err
 	}
 	_, err = tx.ExecContext(ctx, insertEffect, w.Role, msg.UUID, msg.Metadata.Get(outbox.KeyMetadata), seq, attempt, sum.Payload, sum.Metadata)
 	return err
+}
+
+// numberOf returns the number of a message in its key.
+func numberOf(msg *message.Message) (int64, error) {
+	seq, err := strconv.ParseInt(msg.Metadata.Get(metaSeq), 10, 64)
+	if err != nil {
+		return 0, inbox.Permanent(err)
+	}
+	return seq, nil
 }
 
 // receipt returns the message of the second hop, and writes down that this attempt sent it.
@@ -159,8 +168,13 @@ func (w *worker) receipt(ctx context.Context, tx oncemill.Tx, msg *message.Messa
 	sum := history.SumOf(receipt.Payload, receipt.Metadata)
 	key := "receipt-" + msg.Metadata.Get(metaFrom)
 	outbox.SetKey(receipt, key)
-	_, err := tx.ExecContext(ctx, insertSent, attempt, receipt.UUID, TopicReceipts, key, msg.Metadata.Get(metaSeq), false, "", sum.Payload, sum.Metadata)
-	return receipt, err
+	seq, err := numberOf(msg)
+	if err != nil {
+		return nil, err
+	}
+	return receipt, recordSent(ctx, tx, attempt, sentRow{
+		MessageID: receipt.UUID, Topic: TopicReceipts, Key: key, Seq: seq, Payload: sum.Payload, Metadata: sum.Metadata,
+	})
 }
 
 // suffer does what the mood of a message demands. A rival would deliver it for ever.

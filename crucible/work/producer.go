@@ -185,11 +185,8 @@ func (t *transferTx) run(ctx context.Context, box way) (err error) {
 }
 
 func (t *transferTx) body(ctx context.Context, box way, tx oncemill.Tx) error {
-	if _, err := tx.ExecContext(ctx, lockAccounts, t.from, t.to); err != nil {
-		return err
-	}
 	var last numbers
-	if err := tx.QueryRowContext(ctx, lastNumbers, t.from).Scan(&last.account, &last.audit); err != nil {
+	if err := tx.QueryRowContext(ctx, lockAccounts, t.from, t.to).Scan(&last.account, &last.audit); err != nil {
 		return err
 	}
 	audits := 0
@@ -201,10 +198,18 @@ func (t *transferTx) body(ctx context.Context, box way, tx oncemill.Tx) error {
 	if _, err := tx.ExecContext(ctx, transfer, t.from, t.to, t.amount, audits); err != nil {
 		return err
 	}
+	var sent []sentRow
 	for _, m := range t.messages {
-		if err := t.publish(ctx, box, tx, m, &last); err != nil {
+		row, err := t.publish(ctx, box, tx, m, &last)
+		if err != nil {
 			return err
 		}
+		if !m.discarded {
+			sent = append(sent, row)
+		}
+	}
+	if err := recordSent(ctx, tx, t.id, sent...); err != nil {
+		return err
 	}
 	if t.dawdle > 0 && !sleep.For(ctx, t.dawdle) {
 		return ctx.Err()
@@ -221,40 +226,40 @@ func (t *transferTx) body(ctx context.Context, box way, tx oncemill.Tx) error {
 // numbers are the last numbers of the two keys of an account.
 type numbers struct{ account, audit int64 }
 
-// publish publishes a message and writes down that it was sent, in the same transaction.
-func (t *transferTx) publish(ctx context.Context, box way, tx oncemill.Tx, m outgoing, last *numbers) error {
+// publish publishes a message and returns what is to be written down of it.
+func (t *transferTx) publish(ctx context.Context, box way, tx oncemill.Tx, m outgoing, last *numbers) (row sentRow, err error) {
 	if m.discarded {
 		if _, err := tx.ExecContext(ctx, "savepoint maybe"); err != nil {
-			return err
+			return row, err
 		}
 		if err := box.Publish(ctx, tx, m.topic, message.NewMessage(m.id, m.payload)); err != nil {
-			return err
+			return row, err
 		}
 		_, err := tx.ExecContext(ctx, "rollback to savepoint maybe")
-		return err
+		return row, err
 	}
 	msg := message.NewMessage(m.id, m.payload)
-	key, number := "", int64(0)
+	row = sentRow{MessageID: m.id, Topic: m.topic, Scheduled: m.scheduled, Mood: m.mood}
 	switch {
 	case m.topic == TopicTransfers:
 		last.account++
-		key, number = "account-"+strconv.Itoa(t.from), last.account
+		row.Key, row.Seq = "account-"+strconv.Itoa(t.from), last.account
 	case m.keyed:
 		last.audit++
-		key, number = "audit-"+strconv.Itoa(t.from), last.audit
+		row.Key, row.Seq = "audit-"+strconv.Itoa(t.from), last.audit
 	}
 	msg.Metadata = message.Metadata{
-		metaSeq: strconv.FormatInt(number, 10), metaMood: m.mood, "note": m.note,
+		metaSeq: strconv.FormatInt(row.Seq, 10), metaMood: m.mood, "note": m.note,
 		metaFrom: strconv.Itoa(t.from), metaTo: strconv.Itoa(t.to), metaAmount: strconv.FormatInt(t.amount, 10),
 	}
 	sum := history.SumOf(msg.Payload, msg.Metadata)
-	outbox.SetKey(msg, key)
+	row.Payload, row.Metadata = sum.Payload, sum.Metadata
+	outbox.SetKey(msg, row.Key)
 	if m.scheduled {
 		outbox.SetDeliverAfter(msg, time.Second)
 	}
 	if err := box.Publish(ctx, tx, m.topic, msg); err != nil {
-		return fmt.Errorf("publish: %w", err)
+		return row, fmt.Errorf("publish: %w", err)
 	}
-	_, err := tx.ExecContext(ctx, insertSent, t.id, m.id, m.topic, key, number, m.scheduled, m.mood, sum.Payload, sum.Metadata)
-	return err
+	return row, nil
 }

@@ -1,5 +1,12 @@
 package work
 
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/oncemill/oncemill"
+)
+
 // Tables creates the business tables. None has a constraint that would hide a second effect.
 // The rows of sent and effects are written in the transactions of the messages and handlers:
 // they are the truth that the checkers compare with.
@@ -51,7 +58,8 @@ create table lane_writes ( -- what only the owner of a lane may write
 	kind   text    not null,
 	lane   integer not null,
 	epoch  bigint  not null,
-	writer text    not null
+	writer text    not null,
+	at     timestamptz not null default clock_timestamp()
 );
 
 create table healed (message_id text not null); -- poison that an operator has dealt with
@@ -92,16 +100,39 @@ create trigger witness_letter after insert on mill.dead_letters for each row
 `
 
 const (
-	lockAccounts = `select id, balance from accounts where id in ($1, $2) order by id for update`
-	transfer     = `update accounts set balance = balance + case id when $1 then -$3::bigint else $3 end,
+	lockAccounts = `select max(seq) filter (where id = $1), max(audits) filter (where id = $1)
+	from (select * from accounts where id in ($1, $2) order by id for update) a`
+	transfer = `update accounts set balance = balance + case id when $1 then -$3::bigint else $3 end,
 	seq = seq + case id when $1 then 1 else 0 end,
 	audits = audits + case id when $1 then $4::bigint else 0 end where id in ($1, $2)`
-	lastNumbers = `select seq, audits from accounts where id = $1`
-	insertSent  = `insert into sent (tx, message_id, topic, key, seq, scheduled, mood, payload, metadata)
-	values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+	insertSent = `insert into sent (tx, message_id, topic, key, seq, scheduled, mood, payload, metadata)
+	select $1, r.* from json_to_recordset($2) as r (message_id text, topic text, key text, seq bigint, scheduled boolean,
+		mood text, payload text, metadata text)`
 	insertEffect = `insert into effects (consumer, message_id, key, seq, attempt, payload, metadata)
 	values ($1, $2, $3, $4, $5, $6, $7)`
 	lockMirror = `select id from mirror where id in ($1, $2) order by id for update`
 	move       = `update mirror set delta = delta + case id when $1 then -$3::bigint else $3 end where id in ($1, $2)`
 	isHealed   = `select exists (select from healed where message_id = $1)`
 )
+
+// sentRow is a row of the table sent, as insertSent reads it.
+type sentRow struct {
+	MessageID string `json:"message_id"`
+	Topic     string `json:"topic"`
+	Key       string `json:"key"`
+	Seq       int64  `json:"seq"`
+	Scheduled bool   `json:"scheduled"`
+	Mood      string `json:"mood"`
+	Payload   string `json:"payload"`
+	Metadata  string `json:"metadata"`
+}
+
+// recordSent writes down, in the transaction of the messages, that they were sent.
+func recordSent(ctx context.Context, tx oncemill.Tx, id string, rows ...sentRow) error {
+	list, err := json.Marshal(rows)
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, insertSent, id, string(list))
+	return err
+}

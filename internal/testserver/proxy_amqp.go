@@ -1,7 +1,9 @@
 package testserver
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -154,7 +156,7 @@ func (p *AMQPProxy) pass(to, from net.Conn, frames bool) {
 		p.passFrames(to, from)
 		return
 	}
-	buffer := make([]byte, 64<<10)
+	buffer := make([]byte, proxyBuffer)
 	for {
 		n, err := from.Read(buffer)
 		if err != nil {
@@ -178,12 +180,17 @@ type late struct {
 	due   time.Time
 }
 
+// passFrames writes together what has arrived together: each write wakes the client.
 func (p *AMQPProxy) passFrames(to, from net.Conn) {
 	var mu sync.Mutex // ReleaseAcks writes too
-	send := func(frame []byte) error {
+	writer := bufio.NewWriterSize(to, proxyBuffer)
+	send := func(frame []byte, last bool) error {
 		mu.Lock()
 		defer mu.Unlock()
-		_, err := to.Write(frame)
+		_, err := writer.Write(frame)
+		if last {
+			err = cmp.Or(err, writer.Flush())
+		}
 		return err
 	}
 	queue := make(chan late, 1<<16)
@@ -193,15 +200,18 @@ func (p *AMQPProxy) passFrames(to, from net.Conn) {
 			if failed {
 				continue
 			}
-			time.Sleep(time.Until(l.due))
-			if failed = send(l.frame) != nil; failed {
+			if wait := time.Until(l.due); wait > 0 {
+				_ = send(nil, true) // an error means that the next one fails, too
+				time.Sleep(wait)
+			}
+			if failed = send(l.frame, len(queue) == 0) != nil; failed {
 				_ = from.Close()
 			}
 		}
 	})
 	defer close(queue)
-	for {
-		frame, err := readFrame(from)
+	for reader := bufio.NewReaderSize(from, proxyBuffer); ; {
+		frame, err := readFrame(reader)
 		switch {
 		case err != nil:
 			return
@@ -220,6 +230,9 @@ func (p *AMQPProxy) passFrames(to, from net.Conn) {
 	}
 }
 
+// proxyBuffer is how much a proxy reads and writes at once.
+const proxyBuffer = 64 << 10
+
 func readFrame(from io.Reader) ([]byte, error) {
 	head := make([]byte, 7)
 	if _, err := io.ReadFull(from, head); err != nil {
@@ -231,14 +244,14 @@ func readFrame(from io.Reader) ([]byte, error) {
 }
 
 // hold holds a frame back if HoldAcks applies to it.
-func (p *AMQPProxy) hold(frame []byte, send func([]byte) error) bool {
+func (p *AMQPProxy) hold(frame []byte, send func([]byte, bool) error) bool {
 	p.mu.Lock() // frames that arrive during a release are not held
 	defer p.mu.Unlock()
 	channel := p.HoldAcks.Load()
 	if channel == 0 || !isConfirm(frame) || int32(binary.BigEndian.Uint16(frame[1:])) != channel {
 		return false
 	}
-	p.held = append(p.held, func() { _ = send(frame) }) // an error means that the connection is gone
+	p.held = append(p.held, func() { _ = send(frame, true) }) // an error means that the connection is gone
 	return true
 }
 

@@ -1,6 +1,7 @@
 package testserver
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"database/sql"
@@ -251,9 +252,7 @@ func (p *PostgresProxy) accept() {
 
 // hold waits while c is silent.
 func (p *PostgresProxy) hold(c *proxied) {
-	p.mu.Lock()
-	resumed := c.resumed
-	p.mu.Unlock()
+	resumed := p.silent(c)
 	if resumed == nil {
 		return
 	}
@@ -263,9 +262,19 @@ func (p *PostgresProxy) hold(c *proxied) {
 	}
 }
 
-// requests passes on what the client sends, message by message.
+// silent returns what is closed when c is no longer silent, nil if it is not.
+func (p *PostgresProxy) silent(c *proxied) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return c.resumed
+}
+
+// requests passes on what the client sends, message by message. It writes together what has
+// arrived together: each write wakes the server's process.
 func (p *PostgresProxy) requests(c *proxied) {
+	reader, writer := bufio.NewReaderSize(c.client, proxyBuffer), bufio.NewWriterSize(c.server, proxyBuffer)
 	defer closeWrite(c.server) // the server's last answers still have to pass
+	defer writer.Flush()       //nolint:errcheck // the connection ends in any case
 	defer p.hold(c)
 	const protocol3 = 196608
 	started := false
@@ -274,17 +283,27 @@ func (p *PostgresProxy) requests(c *proxied) {
 		if started {
 			size = 1
 		}
-		message, err := readPacket(c.client, size)
+		message, err := readPacket(reader, size)
 		if err != nil {
 			return
 		}
+		late := time.Duration(0)
 		if started {
-			pause(c, p.look(c, message))
+			late = p.look(c, message)
 		} else {
 			started = len(message) >= 8 && binary.BigEndian.Uint32(message[4:]) == protocol3
 		}
-		p.hold(c)
-		if _, err := c.server.Write(message); err != nil {
+		if late > 0 || p.silent(c) != nil {
+			if writer.Flush() != nil {
+				return
+			}
+			pause(c, late)
+			p.hold(c)
+		}
+		if _, err := writer.Write(message); err != nil {
+			return
+		}
+		if reader.Buffered() == 0 && writer.Flush() != nil {
 			return
 		}
 	}
@@ -298,7 +317,7 @@ func (p *PostgresProxy) answers(c *proxied) {
 			_ = c.client.Close()
 		}
 	}()
-	buffer := make([]byte, 64<<10)
+	buffer := make([]byte, proxyBuffer)
 	for {
 		n, err := c.server.Read(buffer)
 		if err != nil || c.cut.Load() {
