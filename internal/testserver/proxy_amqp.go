@@ -30,6 +30,10 @@ type AMQPProxy struct {
 	// held back until ReleaseAcks. 0: none.
 	HoldAcks atomic.Int32
 
+	// HoldOpen is the number of the AMQP channel, in each connection, that the broker's
+	// answer to its opening does not reach until ReleaseAcks. 0: none.
+	HoldOpen atomic.Int32
+
 	target   string
 	listener net.Listener
 	group    sync.WaitGroup
@@ -131,18 +135,19 @@ func (p *AMQPProxy) Cut() {
 	p.conns = nil
 }
 
-// ReleaseAcks passes on the confirms that HoldAcks held back, and all further ones.
+// ReleaseAcks passes on what HoldAcks and HoldOpen held back, and all further frames.
 func (p *AMQPProxy) ReleaseAcks() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.HoldAcks.Store(0)
+	p.HoldOpen.Store(0)
 	for _, send := range p.held {
 		send()
 	}
 	p.held = nil
 }
 
-// Held returns the number of frames that HoldAcks holds back.
+// Held returns the number of frames that HoldAcks and HoldOpen hold back.
 func (p *AMQPProxy) Held() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -243,16 +248,21 @@ func readFrame(from io.Reader) ([]byte, error) {
 	return frame, err
 }
 
-// hold holds a frame back if HoldAcks applies to it.
+// hold holds a frame back if HoldAcks or HoldOpen applies to it.
 func (p *AMQPProxy) hold(frame []byte, send func([]byte, bool) error) bool {
 	p.mu.Lock() // frames that arrive during a release are not held
 	defer p.mu.Unlock()
-	channel := p.HoldAcks.Load()
-	if channel == 0 || !isConfirm(frame) || int32(binary.BigEndian.Uint16(frame[1:])) != channel {
+	channel := int32(binary.BigEndian.Uint16(frame[1:]))
+	if channel == 0 || (channel != p.HoldAcks.Load() || !isConfirm(frame)) && (channel != p.HoldOpen.Load() || !isOpened(frame)) {
 		return false
 	}
 	p.held = append(p.held, func() { _ = send(frame, true) }) // an error means that the connection is gone
 	return true
+}
+
+// isOpened recognizes the method frame of channel.open-ok.
+func isOpened(frame []byte) bool {
+	return frame[0] == 1 && bytes.HasPrefix(frame[7:], []byte{0, 20, 0, 11})
 }
 
 // isConfirm recognizes the method frames of basic.ack and basic.nack.

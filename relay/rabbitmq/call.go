@@ -31,8 +31,10 @@ type reply struct {
 	err     error    // an unavailable outcome
 }
 
-// answer serves calls one after the other. It has its own channel for declarations, since
-// a refused declaration closes the channel it was made on.
+// answer serves calls. Lanes that a worker has just taken, or whose connection was lost, all need a
+// channel at once, and a busy broker answers late: one after the other, the last of 32 lanes
+// would wait for 64 answers. Declarations are made one after the other, on a channel of their own,
+// since a refused one closes the channel it was made on.
 func (l *link) answer() {
 	var control *amqp.Channel
 	for {
@@ -44,8 +46,10 @@ func (l *link) answer() {
 		for _, c := range l.calls.take(nil) {
 			switch {
 			case c.open:
-				channel, err := l.openChannel(c.lane.running.settings.Window)
-				c.lane.replies.put(reply{link: l, channel: channel, err: unavailable("open a channel", err)})
+				l.group.Go(func() {
+					channel, err := l.openChannel(c.lane.running.settings.Window)
+					c.lane.replies.put(reply{link: l, channel: channel, err: unavailable("open a channel", err)})
+				})
 			case c.declare != nil:
 				err := l.declareExchange(&control, c.declare.exchange)
 				c.lane.replies.put(reply{link: l, route: c.declare, err: unavailable("declare exchange", err)})

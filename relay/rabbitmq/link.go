@@ -16,8 +16,7 @@ import (
 // errClosedQuietly is the error of a connection that was lost without a reason.
 var errClosedQuietly = errors.New("connection closed")
 
-// link is one AMQP connection. One goroutine, [link.answer], makes all requests on it that
-// the broker answers.
+// link is one AMQP connection. [link.answer] makes all requests on it that the broker answers.
 type link struct {
 	running *running
 	conn    *amqp.Connection

@@ -75,6 +75,36 @@ func expireHeld(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, msgs
 }
 
 // A confirm counts though the message's time has ended.
+// Lanes need a channel at the same time after a takeover, and after a lost connection.
+func TestSink_OpensTheChannelsOfItsLanesAtOnce(t *testing.T) {
+	t.Parallel()
+	const lanes = 8
+	sink, p, _ := proxied(t, 0, rabbitmq.Config{CallTimeout: maxWait})
+	p.HoldOpen.Store(1)
+	all := make([]*outcomes, lanes)
+	for lane := range lanes {
+		all[lane] = newOutcomes(t)
+		sink.Publish(t.Context(), batch(lane, 1, 1, "orders"), all[lane].done)
+	}
+	answered := func() (n int) {
+		for _, o := range all {
+			n += o.count()
+		}
+		return n
+	}
+	testserver.EventuallyMoving(t, "the lanes whose channel is open", func() bool { return answered() == lanes-1 }, answered)
+	if p.Held() != 1 {
+		t.Errorf("%d openings are held", p.Held())
+	}
+	p.ReleaseAcks()
+	testserver.EventuallyMoving(t, "all lanes", func() bool { return answered() == lanes }, answered)
+	for _, o := range all {
+		if o.failed() {
+			t.Errorf("not delivered: %v", o.errs())
+		}
+	}
+}
+
 func TestSink_ReportsALateConfirm(t *testing.T) {
 	t.Parallel()
 	sink, p, admin := proxied(t, 1, rabbitmq.Config{})
