@@ -15,17 +15,26 @@ DOCUMENTS := README.md $(wildcard docs/*.md)
 tool = $$(go -C tools tool -n $(1))
 # Runs a command in every module, to the end; the second argument is what to call it.
 each = bad=0; for module in $(MODULES); do echo "$(2): $$module"; (cd "$$module" && $(1)) || bad=1; done; exit $$bad
+# Starts the servers that are missing and runs tests; the argument is for internal/testrun and go
+# test. make check vets the tests, too. Most tests wait more than they compute, so four of a package
+# run at a time.
+run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips $(1) -vet=off -count=1 -p=4 -parallel=4
+
+# The packages whose goroutines share memory.
+RACED := . ./dlq ./idempotency ./idempotency/client ./inbox ./inbox/rabbitmq ./internal/amqpconn ./internal/bounded ./internal/boundtx ./internal/group ./internal/turn ./mill ./outbox ./relay ./relay/rabbitmq
 # Packages that compute much and share nothing, or whose races are not ours: the race detector
 # need not look at their loads and stores. Those that synchronize, or only have a cache with
 # atomics and a map (encoding/json), must not be here: without their part of the order, correct
 # code would be reported.
 UNOBSERVED := modernc.org/... github.com/oncemill/oncemill/internal/relaymodel github.com/lib/pq/... github.com/jackc/pgx/v5/pgproto3 compress/... crypto/sha256 crypto/hmac crypto/internal/fips140/... encoding/base64 encoding/hex fmt hash/... math/... regexp/... strconv text/... unicode/...
-# Starts the servers that are missing and runs all tests; the argument limits each package.
+# A sixth of the time to compile goes into what only a debugger reads.
+race := -race -gcflags=all=-dwarf=false $(UNOBSERVED:%='-gcflags=%=-race=false -dwarf=false')
 # The race detector lets each process, also those that tests kill and restart, wait a second at
-# its end for reports of goroutines that still run; 50 ms do. make check vets the tests, too. A
-# sixth of the time to compile goes into what only a debugger reads.
-# Most tests wait more than they compute, so four of a package run at a time.
-run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && GORACE=atexit_sleep_ms=50 go run ./internal/testrun -skips .ci/skips -race -gcflags=all=-dwarf=false $(UNOBSERVED:%='-gcflags=%=-race=false -dwarf=false') -vet=off -count=1 -parallel=4 -timeout=$(1)
+# its end for reports of goroutines that still run; 50 ms do.
+export GORACE := atexit_sleep_ms=50
+empty :=
+comma := ,
+listed = $(subst $(empty) $(empty),$(comma),$(strip $(1)))
 
 # Runs one test of a package, with flags, and fails if it does not exist.
 one-test = go test ./$(1) -count=1 -timeout=30m -run '^$(2)$$' -v $(3) | awk '!/^=== / { print; fflush() } /^--- PASS: $(2) / { ran = 1 } END { exit !ran }'
@@ -72,12 +81,16 @@ crucible-cluster: ## the same workload on three nodes of PostgreSQL, synchronous
 ##@ what contributors run
 
 .PHONY: test
-test: ## every test of every module with -race; starts what is missing
-	@$(call run-tests,80m)
+test: ## every test of every module; starts what is missing
+	@$(call run-tests,-timeout=80m)
+
+.PHONY: test-race
+test-race: ## the tests of the packages whose goroutines share memory, with the race detector
+	@$(call run-tests,-packages $(call listed,$(RACED)) $(race) -timeout=80m)
 
 .PHONY: test-long
-test-long: ## the same in full: all cases, long runs, large sizes; takes hours
-	@export ONCEMILL_LONG=1 && $(call run-tests,5h)
+test-long: ## every test in full, with the race detector: all cases, long runs, large sizes; takes hours
+	@export ONCEMILL_LONG=1 && $(call run-tests,$(race) -timeout=5h)
 
 .PHONY: sim
 sim: ## visit every state of a small model of the relay; run the relay through 50,000 random schedules, inbox and idempotency through 100,000 each (SCHEDULES=n, SHORT_SCHEDULES=n; SEED=n for the first)

@@ -20,6 +20,16 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
+// lose cuts the connections of a subscriber and waits until it consumes again. It may be back before
+// anybody has seen that it was away, so what counts is its next connection.
+func lose(t *testing.T, s *rabbitmq.Subscriber, p *testserver.AMQPProxy, dials func() int32) {
+	t.Helper()
+	before := dials()
+	p.Cut()
+	eventually(t, "the subscriber connects again", func() bool { return dials() > before })
+	eventually(t, "the consumer is back", s.Ready)
+}
+
 // What is handled when its channel is lost keeps its key until its handler has
 // finished, though the broker delivers it again at once.
 func TestSubscriber_KeepsAKeySerialOverTheLossOfItsChannel(t *testing.T) {
@@ -31,9 +41,7 @@ func TestSubscriber_KeepsAKeySerialOverTheLossOfItsChannel(t *testing.T) {
 	out := subscribe(t, s, "orders")
 	a.publish("orders", publishing("a1", "a"), publishing("a2", "a"))
 	a1 := next(t, out)
-	p.Cut()
-	eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
-	eventually(t, "the consumer is back", s.Ready)
+	lose(t, s, p, p.Dials.Load)
 	a.publish("orders", publishing("b1", "b"))
 	next(t, out).Ack() // b1: the others of a wait
 	none(t, out)
@@ -78,16 +86,11 @@ func TestSubscriber_TriesTheNextAddress(t *testing.T) {
 			t.Errorf("%d and %d connections, want %d and %d", n, m, f, s)
 		}
 	}
-	lose := func(p *testserver.AMQPProxy) {
-		t.Helper()
-		p.Cut()
-		eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
-		eventually(t, "the consumer is back", s.Ready)
-	}
+	dials := func() int32 { return first.Dials.Load() + second.Dials.Load() }
 	used("a", 1, 0)
-	lose(first)
+	lose(t, s, first, dials)
 	used("b", 1, 1)
-	lose(second)
+	lose(t, s, second, dials)
 	used("c", 2, 1)
 }
 
@@ -101,7 +104,7 @@ func TestSubscriber_DeclaresAQueueThatWasDeleted(t *testing.T) {
 		if _, err := a.ch.QueueDelete("orders", false, false, false); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
+		eventually(t, "the queue is there again", func() bool { return a.exists("orders") })
 		eventually(t, "the consumer is back", s.Ready)
 		id := fmt.Sprint(i)
 		a.publish("orders", publishing(id, ""))

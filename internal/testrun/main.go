@@ -1,11 +1,12 @@
-// Command testrun runs the tests of every module of this repository with go test -json, two
+// Command testrun runs the tests of every module of this repository with go test -json, three
 // packages at a time. It fails if a test fails, if a test is skipped that is not listed, or if
 // a module has no tests.
 //
-//	go run ./internal/testrun [-skips FILE] [flags of go test]
+//	go run ./internal/testrun [-skips FILE] [-packages LIST] [flags of go test]
 //
 // FILE lists the tests that may be skipped, one "package.TestName" a line, with the reason
-// after a #. "package.TestName/*" means all subtests of a test.
+// after a #. "package.TestName/*" means all subtests of a test. With a LIST, separated by commas,
+// only these packages of the module in this directory are tested.
 package main
 
 import (
@@ -40,16 +41,23 @@ func main() {
 func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	started := time.Now()
 	allowed := skips{}
-	if len(args) > 1 && args[0] == "-skips" {
+	if list, others, given := flagOf("-skips", args); given {
 		var err error
-		if allowed, err = readSkips(args[1]); err != nil {
+		if allowed, err = readSkips(list); err != nil {
 			return err
 		}
-		args = args[2:]
+		args = others
+	}
+	var only []string
+	if list, others, given := flagOf("-packages", args); given {
+		only, args = strings.Split(list, ","), others
 	}
 	dirs, err := modules(root)
 	if err != nil {
 		return err
+	}
+	if only != nil {
+		dirs = []string{root}
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -73,7 +81,11 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 		group.Go(func() {
 			defer func() { <-slots }()
 			report := newReport(shared, allowed)
-			err := testModule(ctx, dir, args, report)
+			of := only
+			if of == nil {
+				of = packages(dir)
+			}
+			err := testModule(ctx, dir, slices.Concat(args, of), report)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -86,6 +98,14 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	fmt.Fprintf(out, "tests: modules=%d passed=%d failed=%d skipped=%d seconds=%.0f\n",
 		len(dirs), total.passed, total.failed, total.skipped, time.Since(started).Seconds())
 	return errors.Join(errs...)
+}
+
+// flagOf returns the value of a flag, if the arguments begin with it, and the others.
+func flagOf(name string, args []string) (value string, others []string, given bool) {
+	if len(args) < 2 || args[0] != name {
+		return "", args, false
+	}
+	return args[1], args[2:], true
 }
 
 // longest are the packages whose tests take longest. They come first: the last one of all would
@@ -117,9 +137,9 @@ func (w *sharedWriter) Write(p []byte) (int, error) {
 	return w.out.Write(p)
 }
 
-// testModule runs the tests of the module in dir.
+// testModule runs tests of the module in dir.
 func testModule(ctx context.Context, dir string, args []string, report *report) error {
-	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-json"}, args, packages(dir))...)
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-json"}, args)...)
 	cmd.Dir = dir
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()

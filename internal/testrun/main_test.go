@@ -89,6 +89,20 @@ func TestRun_AcceptsAListedSkip(t *testing.T) {
 	}
 }
 
+func TestRun_TestsThePackagesOfAList(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		files[name+"/probe_test.go"] = tests(passing)["probe_test.go"]
+	}
+	if out, err := runIn(t, files, "-packages", "./a,./c"); err != nil || !strings.Contains(out, "passed=2") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err := runIn(t, files, "-packages", "./a,./renamed"); err == nil {
+		t.Errorf("a package that is not there is no error:\n%s", out)
+	}
+}
+
 func TestRun_ShowsTheOutputOfAFailure(t *testing.T) {
 	t.Parallel()
 	out, err := runIn(t, tests(passing+failing))
@@ -148,14 +162,14 @@ func TestModules_FindsAllButTools(t *testing.T) {
 	}
 }
 
-// Packages are tested two at a time, those of other modules too. The first two tests wait for
-// each other; a third one would find them both.
-func TestRun_TestsTwoPackagesAtATime(t *testing.T) {
+// Packages are tested three at a time, those of other modules too. The first three tests wait for
+// each other; a fourth one would find them all.
+func TestRun_TestsThreePackagesAtATime(t *testing.T) {
 	t.Parallel()
 	here, met := t.TempDir(), filepath.Join(t.TempDir(), "met")
 	files := map[string]string{"second/go.mod": "module example.com/second\n\ngo 1.26\n"}
-	for _, name := range []string{"a", "b", "second/c", "second/d"} {
-		files[name+"/pair_test.go"] = "package " + filepath.Base(name) + `
+	for _, name := range []string{"a", "b", "c", "second/d", "second/e", "second/f"} {
+		files[name+"/three_test.go"] = "package " + filepath.Base(name) + `
 
 import (
 	"os"
@@ -163,7 +177,7 @@ import (
 	"time"
 )
 
-func TestIsOneOfTwo(t *testing.T) {
+func TestIsOneOfThree(t *testing.T) {
 	const here, met = ` + strconv.Quote(here) + ", " + strconv.Quote(met) + `
 	own, err := os.CreateTemp(here, "")
 	if err != nil {
@@ -172,10 +186,10 @@ func TestIsOneOfTwo(t *testing.T) {
 	defer os.Remove(own.Name())
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		others, err := os.ReadDir(here)
-		if err != nil || len(others) > 2 {
+		if err != nil || len(others) > 3 {
 			t.Fatal(others, err)
 		}
-		if len(others) == 2 {
+		if len(others) == 3 {
 			if err := os.WriteFile(met, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -191,7 +205,7 @@ func TestIsOneOfTwo(t *testing.T) {
 }
 `
 	}
-	if out, err := runIn(t, files, "-p=3"); err != nil || !strings.Contains(out, "modules=2 passed=4") {
+	if out, err := runIn(t, files, "-p=4"); err != nil || !strings.Contains(out, "modules=2 passed=6") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
