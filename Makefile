@@ -20,8 +20,8 @@ each = bad=0; for module in $(MODULES); do echo "$(2): $$module"; (cd "$$module"
 # run at a time.
 run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips $(1) -vet=off -count=1 -p=4 -parallel=4
 
-# The packages whose goroutines share memory.
-RACED := . ./dlq ./idempotency ./idempotency/client ./inbox ./inbox/rabbitmq ./internal/amqpconn ./internal/bounded ./internal/boundtx ./internal/group ./internal/turn ./mill ./outbox ./relay ./relay/rabbitmq
+# The packages whose goroutines share memory, those that take longest first.
+RACED := ./relay ./idempotency ./inbox ./outbox ./relay/rabbitmq ./inbox/rabbitmq . ./dlq ./idempotency/client ./internal/amqpconn ./internal/bounded ./internal/boundtx ./internal/group ./internal/turn ./mill
 # Packages that compute much and share nothing, or whose races are not ours: the race detector
 # need not look at their loads and stores. Those that synchronize, or only have a cache with
 # atomics and a map (encoding/json), must not be here: without their part of the order, correct

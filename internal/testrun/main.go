@@ -110,7 +110,7 @@ func flagOf(name string, args []string) (value string, others []string, given bo
 
 // longest are the packages whose tests take longest. They come first: the last one of all would
 // leave processors idle.
-var longest = []string{"relay", "idempotency", "inbox"}
+var longest = []string{"relay", "idempotency", "inbox", "outbox", "cmd/oncemill", "relay/rabbitmq", "inbox/rabbitmq"}
 
 // packages returns the packages of the module in dir, in the order in which to test them.
 func packages(dir string) (all []string) {
