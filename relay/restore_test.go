@@ -167,6 +167,9 @@ func TestRelay_WorksWithAllTablesPublishedAndOnTheSubscriberOnceRepaired(t *test
 		insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
 		select -i, 1, 'orders', 'old ' || i, '', '', '', $1, $1 from generate_series(1, 700) i`, from)
 	s := subscribe(t, p, publisher, subscriber)
+	eventually(t, "the long past day is copied", func() bool { // its table is about to go
+		return s.count(t, `select count(*) from pg_subscription_rel where srrelid = $1::regclass and srsubstate in ('s', 'r')`, past) == 1
+	})
 
 	w, gate, log := &wire{}, &picky{}, &complaints{}
 	archived := atomic.Int64{}

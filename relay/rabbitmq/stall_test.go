@@ -79,12 +79,12 @@ func expireHeld(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, msgs
 func TestSink_OpensTheChannelsOfItsLanesAtOnce(t *testing.T) {
 	t.Parallel()
 	const lanes = 8
-	sink, p, _ := proxied(t, 0, rabbitmq.Config{CallTimeout: maxWait})
-	p.HoldOpen.Store(1)
+	sink, p, _ := proxied(t, 1, rabbitmq.Config{CallTimeout: maxWait})
+	p.HoldOpen.Store(2) // whichever lane gets it
 	all := make([]*outcomes, lanes)
-	for lane := range lanes {
-		all[lane] = newOutcomes(t)
-		sink.Publish(t.Context(), batch(lane, 1, 1, "orders"), all[lane].done)
+	for i := range all {
+		all[i] = newOutcomes(t)
+		sink.Publish(t.Context(), batch(1+i, 1, 1, "orders"), all[i].done)
 	}
 	answered := func() (n int) {
 		for _, o := range all {
