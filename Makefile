@@ -20,8 +20,9 @@ each = bad=0; for module in $(MODULES); do echo "$(2): $$module"; (cd "$$module"
 # run at a time.
 run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips $(1) -vet=off -count=1 -p=4 -parallel=4
 
-# The packages whose goroutines share memory, those that take longest first.
-RACED := ./relay ./idempotency ./inbox ./outbox ./relay/rabbitmq ./inbox/rabbitmq . ./dlq ./idempotency/client ./internal/amqpconn ./internal/bounded ./internal/boundtx ./internal/group ./internal/turn ./mill
+# The packages whose goroutines share memory, those that take longest first. All others run with the
+# race detector each night.
+RACED := ./relay ./idempotency ./inbox ./outbox ./relay/rabbitmq ./inbox/rabbitmq . ./dlq ./idempotency/client ./inbox/inboxtest ./internal/amqpconn ./internal/bounded ./internal/boundtx ./internal/gauges ./internal/group ./internal/labels ./internal/relaystore ./internal/turn ./mill ./relay/forwarder ./relay/relaytest
 # Packages that compute much and share nothing, or whose races are not ours: the race detector
 # need not look at their loads and stores. Those that synchronize, or only have a cache with
 # atomics and a map (encoding/json), must not be here: without their part of the order, correct
@@ -31,7 +32,7 @@ UNOBSERVED := modernc.org/... github.com/oncemill/oncemill/internal/relaymodel g
 race := -race -gcflags=all=-dwarf=false $(UNOBSERVED:%='-gcflags=%=-race=false -dwarf=false')
 # The race detector lets each process, also those that tests kill and restart, wait a second at
 # its end for reports of goroutines that still run; 50 ms do.
-export GORACE := atexit_sleep_ms=50
+export GORACE ?= atexit_sleep_ms=50
 empty :=
 comma := ,
 listed = $(subst $(empty) $(empty),$(comma),$(strip $(1)))

@@ -105,11 +105,13 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 	db := sql.OpenDB(through)
 	db.SetMaxIdleConns(8)
 	t.Cleanup(func() {
+		defer func() {
+			if err := db.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
 		// One whose transaction was out of time may still be rolling back.
 		testserver.Eventually(t, "all connections are given back", func() bool { return db.Stats().InUse == 0 })
-		if err := db.Close(); err != nil {
-			t.Error(err)
-		}
 	})
 	return db
 }

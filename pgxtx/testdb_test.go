@@ -116,9 +116,9 @@ func (p *testDB) open(t *testing.T, db *sql.DB) {
 	t.Helper()
 	p.db = db
 	t.Cleanup(func() {
+		defer db.Close() //nolint:errcheck // nothing is left to do
 		// One whose transaction was out of time may still be rolling back.
 		testserver.Eventually(t, "all connections are given back", func() bool { return db.Stats().InUse == 0 })
-		_ = db.Close()
 	})
 	var err error
 	if p.box, err = outbox.New(db, outbox.Config{Database: p.pg.Config}); err != nil {

@@ -11,7 +11,9 @@ type judge struct {
 	in     *Input
 	common []Window // no way was free: servers, tables that everybody needs, all relays
 	cache  map[string][]Window
-	owners map[int][]Window // by lane: when it belonged to a relay at fault, merged
+
+	tenures map[int][]tenure // by lane
+	owners  map[int][]Window // by lane: when it belonged to a relay at fault, each for a lease at most
 }
 
 func newJudge(in *Input) *judge {
@@ -27,15 +29,23 @@ func newJudge(in *Input) *judge {
 		}
 	}
 	j.common = append(j.common, intersect(relays, in)...)
-	for lane, tenures := range tenures(in.LaneWrites) {
-		for _, t := range tenures {
-			for _, f := range slices.Concat(in.Faults, in.Slow) {
-				if f.Target == t.relay && f.To.After(t.From) && f.From.Before(t.To) {
-					j.owners[lane] = append(j.owners[lane], f.Window)
+	faults := map[string][]Window{}
+	for _, f := range in.Faults {
+		faults[f.Target] = append(faults[f.Target], f.Window)
+	}
+	for target, windows := range faults {
+		faults[target] = merge(windows)
+	}
+	j.tenures = tenures(in.LaneWrites)
+	for lane, all := range j.tenures {
+		for _, t := range all {
+			for _, f := range faults[t.relay] {
+				w := Window{latest(f.From, t.From), earliest(f.To, t.To)}
+				if w.To = earliest(w.To, w.From.Add(in.Lease)); w.To.After(w.From) {
+					j.owners[lane] = append(j.owners[lane], w)
 				}
 			}
 		}
-		j.owners[lane] = merge(j.owners[lane])
 	}
 	return j
 }
@@ -65,30 +75,36 @@ func tenures(writes []LaneWrite) map[int][]tenure {
 
 var forever = time.Unix(1<<40, 0)
 
-// excusesOf returns the times in which a group may stand, as far as they matter for a wait in w.
+// stall returns for how long a group stood in w without an excuse.
 //
-// One fault of the relay that has a lane excuses nothing: within a lease another one takes the
-// lane. Each further one in the same wait may cost a lease again, for as long as it lasts.
-func (j *judge) excusesOf(group string, lane int, w Window) []Window {
-	all := j.excuses(group)
-	if lane < 0 || w.To.Sub(w.From) <= 2*j.in.Lease {
-		return all
+// Of a lane (-1: the group is none), the longest fault of a relay that has it excuses nothing:
+// within a lease another one takes the lane. Each other one in the same wait may cost a lease
+// again, for as long as it lasts.
+func (j *judge) stall(group string, lane int, w Window) time.Duration {
+	free := longestFree(w, j.excuses(group))
+	length := free.To.Sub(free.From)
+	if length <= 2*j.in.Lease {
+		return length
 	}
-	all = slices.Clone(all)
-	first := true
+	var longest Window
+	var others []Window
 	for _, f := range j.owners[lane] {
 		if f.To.Before(w.From) || f.From.After(w.To) {
 			continue
 		}
-		if to := f.From.Add(j.in.Lease); f.To.After(to) {
-			f.To = to
+		if f.To.Sub(f.From) > longest.To.Sub(longest.From) {
+			f, longest = longest, f
 		}
-		if !first {
-			all = append(all, f)
-		}
-		first = false
+		others = append(others, f)
 	}
-	return merge(all)
+	return length - covered(free, others)
+}
+
+// takenBetween reports whether a relay took a lane between two times.
+func (j *judge) takenBetween(lane int, from, to time.Time) bool {
+	all := j.tenures[lane]
+	n, _ := slices.BinarySearchFunc(all, from, func(t tenure, at time.Time) int { return t.From.Compare(at) })
+	return n < len(all) && !all[n].From.After(to)
 }
 
 // vital are the tables that no worker can do without.
@@ -186,25 +202,26 @@ func covered(w Window, merged []Window) (sum time.Duration) {
 }
 
 // longestFree returns the longest part of w that lies in no merged window.
-func longestFree(w Window, merged []Window) (longest time.Duration) {
+func longestFree(w Window, merged []Window) (longest Window) {
+	consider := func(from, to time.Time) {
+		if to.Sub(from) > longest.To.Sub(longest.From) {
+			longest = Window{from, to}
+		}
+	}
 	from := w.From
 	for _, m := range merged {
-		if m.From.After(from) {
-			to := m.From
-			if to.After(w.To) {
-				to = w.To
-			}
-			longest = max(longest, to.Sub(from))
+		if m.From.After(w.To) {
+			break
 		}
-		if m.To.After(from) {
-			from = m.To
-		}
+		consider(from, m.From)
+		from = latest(from, m.To)
 	}
-	if w.To.After(from) {
-		longest = max(longest, w.To.Sub(from))
-	}
+	consider(from, w.To)
 	return longest
 }
+
+func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }
+func earliest(times ...time.Time) time.Time { return slices.MinFunc(times, time.Time.Compare) }
 
 // Outages are the times in which the canary could not write to a server, from the first write
 // that was slow or failed to the last. One that succeeds between others that do not ends none.

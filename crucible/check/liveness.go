@@ -27,11 +27,12 @@ func (c *index) liveness() Result {
 			groups[group] = append(groups[group], s)
 		}
 	}
-	again := c.again(spans)
+	again := c.again(j, spans)
 	slowest := ""
 	for group, spans := range groups {
+		lane := laneOf(group)
 		for _, gap := range gaps(spans, again[group]) {
-			stall := longestFree(gap, j.excusesOf(group, laneOf(group), gap))
+			stall := j.stall(group, lane, gap)
 			if stall > c.counts.LongestStall {
 				c.counts.LongestStall, slowest = stall, group
 			}
@@ -139,20 +140,32 @@ func laneOf(group string) int {
 }
 
 // again returns when groups have moved without getting further: with a message that had been
-// delivered before. After a crash a relay sends again what was not deleted yet.
-func (c *index) again(spans []span) map[string][]time.Time {
+// delivered before.
+func (c *index) again(j *judge, spans []span) map[string][]time.Time {
 	all := map[string][]time.Time{}
 	for _, s := range spans {
 		if s.queue.topic == "" {
 			continue
 		}
-		for _, copied := range c.copies[s.id][1:] {
+		for _, at := range c.arrivals(j, s)[1:] {
 			for _, group := range s.groups {
-				all[group] = append(all[group], copied.At)
+				all[group] = append(all[group], at)
 			}
 		}
 	}
 	return all
+}
+
+// arrivals returns when a message arrived, as far as that shows that its lane works: for the first
+// time, and once after each takeover of the lane, since a relay sends again what the one before has
+// not deleted. What comes again and again does not move.
+func (c *index) arrivals(j *judge, s span) (times []time.Time) {
+	for _, copied := range c.copies[s.id] {
+		if len(times) == 0 || j.takenBetween(s.queue.lane, times[len(times)-1], copied.At) {
+			times = append(times, copied.At)
+		}
+	}
+	return times
 }
 
 // gaps returns the times in which something was waiting and nothing moved.
@@ -195,21 +208,20 @@ func (c *index) leftBehind(r *Result, j *judge, all []span) {
 		}
 	}
 	for queue, spans := range queues {
-		moves := c.moves(spans)
+		moves, told := c.moves(j, spans), map[string]time.Time{}
 		slices.SortFunc(spans, func(a, b span) int { return cmp.Or(b.From.Compare(a.From), strings.Compare(a.id, b.id)) })
 		topic := "topic " + queue.topic
 		var earliest time.Time // arrival of what was committed later
 		for _, s := range spans {
 			if !earliest.IsZero() && s.To.After(earliest) {
-				var stall time.Duration
 				for w := (Window{latest(earliest, s.From), s.To}); w.From.Before(s.To); w.From = w.To {
-					if w.To = nextMove(moves[s.key], w.From, s.To); w.To.Sub(w.From) > 2*c.Lease {
-						stall = max(stall, longestFree(w, j.excusesOf(topic, queue.lane, w)))
+					w.To = nextMove(moves[s.key], w.From, s.To)
+					stall := j.stall(topic, queue.lane, w)
+					if stall > 2*c.Lease && (s.key == "" || !told[s.key].Equal(w.To)) { // others of the key waited for the same
+						told[s.key] = w.To
+						c.counts.Stalls++
+						r.found("key %q: message %s was left behind for %s while its lane moved", s.key, s.id, stall.Round(time.Millisecond))
 					}
-				}
-				if stall > 2*c.Lease {
-					c.counts.Stalls++
-					r.found("key %q: message %s was left behind for %s while its lane moved", s.key, s.id, stall.Round(time.Millisecond))
 				}
 			}
 			if earliest.IsZero() || s.To.Before(earliest) {
@@ -220,15 +232,13 @@ func (c *index) leftBehind(r *Result, j *judge, all []span) {
 }
 
 // moves returns, for each key, when something of it was sent, in this order.
-func (c *index) moves(spans []span) map[string][]time.Time {
+func (c *index) moves(j *judge, spans []span) map[string][]time.Time {
 	all := map[string][]time.Time{}
 	for _, s := range spans {
 		if s.key == "" {
 			continue
 		}
-		for _, copied := range c.copies[s.id] {
-			all[s.key] = append(all[s.key], copied.At)
-		}
+		all[s.key] = append(all[s.key], c.arrivals(j, s)...)
 	}
 	for _, times := range all {
 		slices.SortFunc(times, time.Time.Compare)
@@ -244,5 +254,3 @@ func nextMove(moves []time.Time, after, most time.Time) time.Time {
 	}
 	return moves[n]
 }
-
-func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }

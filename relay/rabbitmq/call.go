@@ -83,6 +83,7 @@ func (l *link) openChannel(window int) (*channel, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.openedAt.Store(time.Now().UnixNano())
 	return c, nil
 }
 
@@ -141,7 +142,8 @@ func (l *link) forgetDeclared() {
 
 // within runs a request that the broker answers. amqp091-go waits for the answer without a
 // limit. If it does not arrive within CallTimeout, the connection is dropped, which makes
-// every request fail. A blocked broker reads no requests, so the wait goes on.
+// every request fail. A blocked broker reads no requests, so the wait goes on. It begins anew with
+// each channel that is opened: a slow broker opens those of all lanes one after the other.
 func (l *link) within(request func() error) error {
 	limit := l.running.settings.CallTimeout
 	answered := make(chan error, 1)
@@ -155,6 +157,11 @@ func (l *link) within(request func() error) error {
 		case <-timer.C:
 			if l.blocked.Load() {
 				timer.Reset(limit)
+				continue
+			}
+			moved := time.Unix(0, max(l.openedAt.Load(), l.unblockedAt.Load()))
+			if rest := limit - time.Since(moved); rest > 0 {
+				timer.Reset(rest)
 				continue
 			}
 			l.net.abort()

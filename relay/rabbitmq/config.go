@@ -39,8 +39,9 @@ type Config struct {
 	DialTimeout time.Duration
 
 	// CallTimeout bounds each request that the broker answers (opening a channel, declaring
-	// an exchange). A connection that does not answer in time is dropped. Default: 10 s. A
-	// longer one leaves messages unavailable for longer when a connection has died silently.
+	// an exchange); while a slow one opens channels, the time begins anew with each. A connection
+	// that does not answer in time is dropped. Default: 10 s. A longer one leaves messages
+	// unavailable for longer when a connection has died silently.
 	CallTimeout time.Duration
 
 	// ConfirmTimeout is how long a connection that the broker does not block may make no

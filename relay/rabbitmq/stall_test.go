@@ -74,7 +74,6 @@ func expireHeld(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, msgs
 	return o
 }
 
-// A confirm counts though the message's time has ended.
 // Lanes need a channel at the same time after a takeover, and after a lost connection.
 func TestSink_OpensTheChannelsOfItsLanesAtOnce(t *testing.T) {
 	t.Parallel()
@@ -105,6 +104,7 @@ func TestSink_OpensTheChannelsOfItsLanesAtOnce(t *testing.T) {
 	}
 }
 
+// A confirm counts though the message's time has ended.
 func TestSink_ReportsALateConfirm(t *testing.T) {
 	t.Parallel()
 	sink, p, admin := proxied(t, 1, rabbitmq.Config{})
