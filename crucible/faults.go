@@ -1,8 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -235,25 +235,59 @@ func (h *hurt) ctl(begin, end []string) func(context.Context, string) (heal, err
 	}
 }
 
-// unbind takes all queues of a topic away: its messages are returned. It insists, as ctl does.
+// unbind takes all queues of a topic away: its messages are returned. A broker that is starting
+// may not have restored a binding yet, and would after it was deleted: each is deleted when it has
+// been seen.
 func (h *hurt) unbind(ctx context.Context, target string) (heal, error) {
 	_, topic, _ := strings.Cut(target, " ")
+	seen := map[string]bool{}
 	// The record loses its binding last and gets it back first: what is routed is recorded.
 	err := insist(ctx, func(ctx context.Context) error {
-		var err error
-		for _, q := range []string{boxQueue, mirrorQueue} {
-			err = cmp.Or(err, h.site.do(ctx, http.MethodDelete, "bindings/%2F/e/"+topic+"/q/"+q+"/~", "", nil))
+		bound, err := h.bound(ctx, topic)
+		if err != nil {
+			return err
 		}
-		return err
+		for _, q := range []string{boxQueue, mirrorQueue} {
+			switch {
+			case slices.Contains(bound, q):
+				seen[q] = true
+				if err := h.site.do(ctx, http.MethodDelete, "bindings/%2F/e/"+topic+"/q/"+q+"/~", "", nil); err != nil {
+					return err
+				}
+			case !seen[q]:
+				return errNotBound
+			}
+		}
+		return nil
 	})
 	return func(ctx context.Context) error {
 		for _, q := range []string{mirrorQueue, boxQueue} {
 			if err := h.site.do(ctx, http.MethodPost, "bindings/%2F/e/"+topic+"/q/"+q, "{}", nil); err != nil {
 				return err
 			}
+			switch bound, err := h.bound(ctx, topic); {
+			case err != nil:
+				return err
+			case !slices.Contains(bound, q):
+				return errNotBound
+			}
 		}
 		return nil
 	}, err
+}
+
+var errNotBound = errors.New("a queue is not bound")
+
+// bound returns the queues that are bound to the exchange of a topic.
+func (h *hurt) bound(ctx context.Context, topic string) (queues []string, err error) {
+	var bindings []struct {
+		Destination string `json:"destination"`
+	}
+	err = h.site.do(ctx, http.MethodGet, "exchanges/%2F/"+topic+"/bindings/source", "", &bindings)
+	for _, b := range bindings {
+		queues = append(queues, b.Destination)
+	}
+	return queues, err
 }
 
 // fill makes a queue of the topic nack everything.
