@@ -109,7 +109,12 @@ func behind(in *check.Input) {
 	in.Txs = without(in.Txs, func(tx check.Tx) bool {
 		return !slices.ContainsFunc(in.Sent, func(s check.Sent) bool { return s.Tx == tx.ID })
 	})
-	for i := range in.Sent { // in the lane of the key
+	shareLane(in)
+}
+
+// shareLane gives the messages of account-1 another key, in the lane of account-0.
+func shareLane(in *check.Input) {
+	for i := range in.Sent {
 		if in.Sent[i].Key == "account-1" {
 			in.Sent[i].Key = sameLane("account-0")
 		}
@@ -378,6 +383,12 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 				check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(3.3)}},
 				check.Fault{Target: "relay-2", Window: check.Window{From: at(5.5), To: at(6)}})
 		}},
+		{"a lane stands beside a fault of the relay that had it before", "C10", func(in *check.Input) {
+			standing(in, 8,
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(4.2)}},
+				check.Fault{Target: "relay-1", Window: check.Window{From: at(5), To: at(7)}})
+			taken(in, 4.9)
+		}},
 		{"a lane stands for longer than a lease of its relay's second fault", "C10", func(in *check.Input) {
 			standing(in, 9.9,
 				check.Fault{Target: "relay-1", Window: check.Window{From: at(2.9), To: at(6.4)}},
@@ -409,6 +420,19 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestRun_ReportsAKeyThatIsLeftBehindOnce(t *testing.T) {
+	t.Parallel()
+	in := sound()
+	shareLane(in)
+	standing(in, 9) // the messages behind the first one wait for the same
+	_, results := check.Run(in)
+	for _, r := range results {
+		if r.Checker == "C10" && len(r.Findings) != 1 {
+			t.Errorf("%q", r.Findings)
+		}
 	}
 }
 
