@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -41,6 +42,33 @@ func TestPostgresProxy_SilencesTheConnectionThatSendsAStatement(t *testing.T) {
 	proxy.Resume()
 	if got := <-answer; got != "was held" {
 		t.Errorf("after the silence: %s", got)
+	}
+}
+
+func TestPostgresProxy_KeepsTheStatementFromTheServer(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	if _, err := pg.DB.ExecContext(t.Context(), "create table held (n int)"); err != nil {
+		t.Fatal(err)
+	}
+	proxy, db := testserver.OpenSilenceable(t, pg.DSN)
+	proxy.Silence(testserver.Containing("insert"), 1)
+	done := make(chan error, 1)
+	go func() {
+		_, err := db.ExecContext(context.WithoutCancel(t.Context()), "insert into held values (1)")
+		done <- err
+	}()
+	testserver.Eventually(t, "the connection is silent", func() bool { return proxy.Silenced() > 0 })
+	testserver.Pause(t.Context(), 200*time.Millisecond) // if it got through, it has arrived by then
+	if got := queryText(t, pg.DB, "select count(*)::text from held"); got != "0" {
+		t.Errorf("%s rows while the connection was silent", got)
+	}
+	proxy.Resume()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if got := queryText(t, pg.DB, "select count(*)::text from held"); got != "1" {
+		t.Errorf("%s rows after the silence", got)
 	}
 }
 
