@@ -84,10 +84,15 @@ func (s hopSpec) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.Consumes != "" {
-		return m.Run(ctx)
+	ready := func(ctx context.Context) error {
+		testserver.Poll(ctx, func() bool { return m.Ready() == nil })
+		out.print("ready", s.Name)
+		return nil
 	}
-	return m.Run(ctx, func(ctx context.Context) error {
+	if s.Consumes != "" {
+		return m.Run(ctx, ready)
+	}
+	return m.Run(ctx, ready, func(ctx context.Context) error {
 		return serveOrders(ctx, m, provider.Tracer("server"), cfg.Propagator, out, s.Produces)
 	})
 }
@@ -164,6 +169,7 @@ func hopMain(text string) int {
 type collected struct {
 	mu      sync.Mutex
 	address string
+	ready   int // services
 	spans   []span
 }
 
@@ -177,6 +183,8 @@ func (c *collected) read(t *testing.T, out io.Reader) {
 		switch kind {
 		case "listening":
 			err = json.Unmarshal([]byte(text), &c.address)
+		case "ready":
+			c.ready++
 		case "span":
 			var s span
 			err = json.Unmarshal([]byte(text), &s)
@@ -209,9 +217,14 @@ func (c *collected) chain(trace, root string) (chain []span) {
 	}
 }
 
-func (c *collected) listening() string {
+// listening returns the address of the shop, and "" until every service is ready: what is sent
+// to a topic that has no queue yet is refused and sent again, a span each time.
+func (c *collected) listening(services int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ready < services {
+		return ""
+	}
 	return c.address
 }
 
@@ -221,11 +234,12 @@ func TestTrace_GoesThroughThreeServices(t *testing.T) {
 	t.Parallel()
 	broker := testserver.RabbitMQ(t)
 	all := &collected{}
-	for _, spec := range []hopSpec{
+	services := []hopSpec{
 		{Name: "mail", Consumes: "reservations"},
 		{Name: "stock", Consumes: "orders", Produces: "reservations"},
 		{Name: "shop", Produces: "orders"},
-	} {
+	}
+	for _, spec := range services {
 		pg := testserver.Postgres(t)
 		spec.DSN, spec.Database, spec.AMQP = pg.URL(t), pg.Config, broker
 		p := startProcessWith(t, hopEnv, spec, func(cmd *exec.Cmd) error {
@@ -237,10 +251,14 @@ func TestTrace_GoesThroughThreeServices(t *testing.T) {
 		})
 		defer p.end()
 	}
-	eventually(t, "the shop listens", func() bool { return all.listening() != "" })
+	var address string
+	eventually(t, "the shop listens, and all are ready", func() bool {
+		address = all.listening(len(services))
+		return address != ""
+	})
 
 	const traceID, client = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+all.listening()+"/orders", http.NoBody)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/orders", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
