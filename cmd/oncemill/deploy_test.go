@@ -244,8 +244,9 @@ func sites(t *testing.T) []*site {
 // faster returns the rules with short times and low thresholds.
 func faster(t *testing.T, rules string) string {
 	t.Helper()
-	// On a busy machine a scrape may fail, and a worker reads its gauges again after 20 s at most.
-	for name, d := range map[string]string{"NoWorker": "4s", "ScrapeMissing": "4s", "BacklogMetricsMissing": "22s"} {
+	// On a busy machine a scrape may fail, a worker may lose its lanes for a moment, and it reads
+	// its gauges again after 20 s at most.
+	for name, d := range map[string]string{"NoWorker": "4s", "ScrapeMissing": "4s", "BacklogMetricsMissing": "22s", "UnownedLanes": "22s"} {
 		rules = regexp.MustCompile(`(alert: Oncemill`+name+`\n.*\n +for:) \S+`).ReplaceAllString(rules, "$1 "+d)
 	}
 	rules = regexp.MustCompile(`for: \d+[mhd]\b`).ReplaceAllString(rules, "for: 1s")
