@@ -62,10 +62,9 @@ func (s *Subscriber) moveShards(ctx context.Context, topic string, previous, nex
 	if err := s.declare(ctx, deleteExchange(previous.entry()), deleteExchange(previous.keys()), deleteExchange(previous.ids())); err != nil {
 		return err
 	}
-	marker := []amqp.Publishing{{Headers: amqp.Table{markerHeader: true}, DeliveryMode: amqp.Persistent}}
 	for i := range previous.count {
 		mark := func(_ *link, channel *amqp.Channel) error {
-			return s.put(channel, address{key: previous.queue(i)}, marker)
+			return s.put(channel, address{key: previous.queue(i)}, newMarker(true))
 		}
 		err := s.onChannel(ctx, s.publishing, mark)
 		if errors.Is(err, errNotConfirmed) { // RabbitMQ fails where a consumer removes the queue just then

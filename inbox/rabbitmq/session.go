@@ -151,6 +151,7 @@ type acks struct {
 	unsent   []unsent // in order of their acks
 	rounds   int      // overdue flushes until now
 	open     int      // deliveries that the broker counts: neither sent nor rejected
+	refused  int      // deliveries that were rejected
 
 	// Deliveries that have been unsettled for long, for example delayed ones, or ones that
 	// wait for an earlier message of their key.
@@ -195,6 +196,7 @@ func (a *acks) ack(tag uint64) {
 func (a *acks) rejected(tag uint64) {
 	a.settled(tag, ackSettled)
 	a.open--
+	a.refused++
 }
 
 func (a *acks) settled(tag uint64, state ackState) {

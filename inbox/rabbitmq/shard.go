@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,11 +30,13 @@ type shard struct {
 	yield    chan struct{} // closed when the shard is to be handed over
 	yielding sync.Once
 
-	marked bool      // everything before the marker was delivered here
-	marker uint64    // its delivery tag
-	empty  bool      // the broker had no more when it was asked, and nothing has come since
-	again  time.Time // when finish may act again
-	gone   bool      // the queue does not exist
+	marked  bool      // everything before the marker was delivered here
+	marker  uint64    // its delivery tag
+	probe   string    // names the marker that sendProbe has sent; "": none
+	refused int       // deliveries that this channel had given back before
+	proven  bool      // the probe has come, and nothing since
+	again   time.Time // when finish may act again
+	gone    bool      // the queue does not exist
 
 	unfinished repeats.Series // attempts to remove it
 }
@@ -123,7 +126,8 @@ func noQueue(err error) bool {
 }
 
 // markerHeader is a header of the messages that MoveShards puts behind everything in the
-// previous shards.
+// previous shards, and of those that the consumer of such a shard puts there itself; see
+// sendProbe.
 const markerHeader = "oncemill_shards_moved"
 
 // isMarker reports whether a delivery is the marker of MoveShards, which is sent to the queue
@@ -133,6 +137,11 @@ func (s *subscription) isMarker(raw amqp.Delivery) bool {
 	return s.shard != nil && raw.Exchange == "" && marked
 }
 
+// newMarker returns a marker. Its value is the name of a probe, or true.
+func newMarker(value any) []amqp.Publishing {
+	return []amqp.Publishing{{Headers: amqp.Table{markerHeader: value}, DeliveryMode: amqp.Persistent}}
+}
+
 // mark keeps the newest marker unacknowledged until the shard is removed. So it comes again,
 // here or to another consumer, if the channel is lost before.
 func (s *subscription) mark(current *session, raw amqp.Delivery) {
@@ -140,6 +149,9 @@ func (s *subscription) mark(current *session, raw amqp.Delivery) {
 		current.acks.ack(s.shard.marker)
 	}
 	s.shard.marked, s.shard.marker = true, raw.DeliveryTag
+	if s.shard.probe != "" && raw.Headers[markerHeader] == s.shard.probe {
+		s.shard.proven, s.shard.again = true, time.Time{}
+	}
 }
 
 // active records that this subscription is the active consumer of its shard. It is one until
@@ -148,7 +160,7 @@ func (s *subscription) active() {
 	if s.shard == nil {
 		return
 	}
-	s.shard.empty = false
+	s.shard.proven = false
 	if s.shard.since.Load() == 0 {
 		s.shard.since.Store(time.Now().UnixNano())
 	}
@@ -157,17 +169,22 @@ func (s *subscription) active() {
 // inactive is called when the channel is lost, and the marker with it.
 func (s *subscription) inactive() {
 	if s.shard != nil {
-		s.shard.marked, s.shard.empty = false, false
+		s.shard.marked, s.shard.proven, s.shard.probe = false, false, ""
 		s.shard.since.Store(0)
 	}
 }
 
-// removeAgain is the time between two attempts to remove a shard.
-const removeAgain = time.Second
+const (
+	// removeAgain is the time between two attempts to remove a shard.
+	removeAgain = time.Second
+
+	// probeAgain is how long to wait for a marker that was sent: it may have been purged.
+	probeAgain = 10 * time.Second
+)
 
 // finish removes the shard, and then returns errShardGone, if everything before the marker is
-// settled.
-func (s *subscription) finish(ctx context.Context) error {
+// settled, and the shard has nothing behind it.
+func (s *subscription) finish(ctx context.Context, current *session) error {
 	if s.shard == nil || !s.shard.marked || len(s.ready)+len(s.handedOut)+len(s.delayed)+len(s.lanes) > 0 {
 		return nil
 	}
@@ -182,40 +199,63 @@ func (s *subscription) finish(ctx context.Context) error {
 		log.Log(ctx, level, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", append(attrs, "queue", s.queue)...)
 		return nil
 	}
-	removed, err := s.remove(ctx)
+	s.shard.proven = s.shard.proven && s.shard.refused == current.acks.refused // what was given back comes again
+	empty, err := s.remove(ctx)
 	switch {
-	case removed:
+	case empty && s.shard.proven:
 		log.InfoContext(ctx, "shard drained and removed", "queue", s.queue)
 		return fmt.Errorf("%w: it was drained", errShardGone)
-	case err != nil:
+	case empty:
+		err = s.sendProbe(ctx, current)
+	}
+	if err != nil && ctx.Err() == nil {
 		level, attrs := s.shard.unfinished.Failed(slog.LevelWarn, err.Error())
 		log.Log(ctx, level, "drained shard not removed, retrying", append(attrs, "queue", s.queue, "error", err)...)
 	}
 	return nil
 }
 
-// remove deletes the shard, unless something has arrived behind the marker, or the topic still
-// leads to the shard. The missing queue shows all processes that the shard is finished.
-func (s *subscription) remove(ctx context.Context) (removed bool, err error) {
+// remove reports whether the shard is empty and the topic no longer leads to it. If this is
+// proven it deletes the shard. The missing queue shows all processes that the shard is finished.
+func (s *subscription) remove(ctx context.Context) (empty bool, err error) {
 	err = s.owner.onChannel(ctx, s.owner.connector, func(_ *link, channel *amqp.Channel) error {
 		if err := s.shard.next.guard(channel); err != nil {
 			return err // MoveShards was not called: somebody else made the marker
 		}
 		state, err := channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
-		// Without this consumer the answer is that for a quorum queue without a leader: zeros.
-		if err != nil || state.Messages > 0 || state.Consumers == 0 {
-			s.shard.empty = false
+		if err != nil || state.Messages > 0 {
 			return err
 		}
-		// It does not count what it has sent, or was given back just now, and is on its way. So
-		// nothing may come until it is asked again.
-		if !s.shard.empty {
-			s.shard.empty = true
-			return nil
+		if s.shard.proven {
+			_, err = channel.QueueDelete(s.queue, false, false, noWait)
 		}
-		_, err = channel.QueueDelete(s.queue, false, false, noWait)
-		removed = err == nil
+		empty = err == nil
 		return err
 	})
-	return removed, err
+	return empty, err
+}
+
+// sendProbe sends one more marker. The broker does not count what it has sent, or was given back
+// just now, and is on its way, however long that takes, and a quorum queue without a leader counts
+// as empty. But the consumer gets everything in order: when the probe arrives, all that was in
+// the shard before has arrived.
+func (s *subscription) sendProbe(ctx context.Context, current *session) error {
+	refused := current.acks.refused
+	// The broker answers when it has put back what this channel gave back.
+	err := current.link.within(func() error {
+		_, err := current.channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("look for queue %q: %w", s.queue, err)
+	}
+	probe := rand.Text()
+	err = s.owner.onChannel(ctx, s.owner.publishing, func(_ *link, channel *amqp.Channel) error {
+		return s.owner.put(channel, address{key: s.queue}, newMarker(probe))
+	})
+	if err != nil {
+		return fmt.Errorf("send a marker: %w", err)
+	}
+	s.shard.probe, s.shard.refused, s.shard.again = probe, refused, time.Now().Add(probeAgain)
+	return nil
 }

@@ -414,10 +414,19 @@ func TestShards_NotRemovedWhileADeliveryIsOnItsWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.publish(shardName(1, 0), publishing("behind", "k")) // waits for a place in the prefetch
-	proxy.Delay.Store(int64(200 * time.Millisecond))
+	proxy.Delay.Store(int64(400 * time.Millisecond))      // several calls take longer than the time between two attempts
 	before.Ack()
-	if msg := next(t, out); msg.UUID != "behind" || !msg.Ack() {
-		t.Errorf("got %q", msg.UUID)
+	var behind *message.Message
+	eventually(t, "a message, or the shard is removed", func() bool {
+		select {
+		case behind = <-out:
+			return true
+		default:
+			return !a.exists(shardName(1, 0))
+		}
+	})
+	if behind == nil || behind.UUID != "behind" || !behind.Ack() {
+		t.Fatalf("got %v", behind)
 	}
 	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
 }

@@ -213,7 +213,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			if err := s.makeRoom(ctx, current); err != nil {
 				return err
 			}
-			if err := s.finish(ctx); err != nil {
+			if err := s.finish(ctx, current); err != nil {
 				return err
 			}
 		case <-aging.C:
