@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/oncemill/oncemill/crucible/work"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -21,29 +23,21 @@ type brokers struct {
 
 // newBrokers starts one. The part of a divided cluster that is smaller pauses.
 func newBrokers(ctx context.Context, dir string, settings ...string) (*brokers, error) {
-	b := &brokers{}
-	settings = append(settings, "cluster_partition_handling=pause_minority")
-	for i := range nodes {
-		extra := settings
-		if i > 0 {
-			extra = append([]string{"--join", b.nodes[0].Dir()}, settings...)
-		}
-		node, err := testserver.NewInstance(ctx, "rabbitmq", filepath.Join(dir, fmt.Sprint("rabbit", i+1)), extra...)
-		b.nodes = append(b.nodes, node)
-		if err != nil {
-			return b, err
-		}
-		if err := tick(ctx, node); err != nil {
-			return b, err
-		}
+	b := &brokers{nodes: make([]*testserver.Instance, nodes)}
+	// A node notices sooner that another is silent: 8 s instead of a minute.
+	settings = append(settings, "cluster_partition_handling=pause_minority", "net_ticktime=8")
+	start := func(ctx context.Context, i int, args ...string) (err error) {
+		b.nodes[i], err = testserver.NewInstance(ctx, "rabbitmq", filepath.Join(dir, fmt.Sprint("rabbit", i+1)), append(args, settings...)...)
+		return err
 	}
-	return b, nil
-}
-
-// tick makes a node notice sooner that another is silent: 8 s instead of a minute.
-func tick(ctx context.Context, node *testserver.Instance) error {
-	_, err := node.Ctl(ctx, "eval", "net_kernel:set_net_ticktime(8, 0).")
-	return err
+	if err := start(ctx, 0); err != nil { // the others join it
+		return b, err
+	}
+	group, together := errgroup.WithContext(ctx)
+	for i := 1; i < nodes; i++ {
+		group.Go(func() error { return start(together, i, "--join", b.nodes[0].Dir()) })
+	}
+	return b, group.Wait()
 }
 
 // urls returns the addresses of all nodes, beginning with the nth.
@@ -151,14 +145,8 @@ func (b *brokers) turns() []turn {
 			return func(ctx context.Context) error { return end(node, ctx) }, begin(node, ctx)
 		}
 	}
-	start := func(node *testserver.Instance, ctx context.Context) error {
-		if err := node.Start(ctx); err != nil {
-			return err
-		}
-		return tick(ctx, node)
-	}
 	all := []turn{
-		{"leader-killed", led((*testserver.Instance).Kill, start), 10 * time.Second},
+		{"leader-killed", led((*testserver.Instance).Kill, (*testserver.Instance).Start), 10 * time.Second},
 		{"leader-frozen", led((*testserver.Instance).Freeze, (*testserver.Instance).Thaw), 20 * time.Second},
 		{"leader-isolated", led(
 			func(n *testserver.Instance, ctx context.Context) error { return b.isolate(ctx, n) },
@@ -166,7 +154,7 @@ func (b *brokers) turns() []turn {
 	}
 	for i, n := range b.nodes { // in turn, as an upgrade does
 		all = append(all, turn{fmt.Sprintf("node-%d-restarted", i+1), func(ctx context.Context) (heal, error) {
-			return func(ctx context.Context) error { return start(n, ctx) }, n.Stop(ctx)
+			return n.Start, n.Stop(ctx)
 		}, 0})
 	}
 	return all

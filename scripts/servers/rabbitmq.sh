@@ -109,7 +109,13 @@ rabbitmq_create() {
 	SETTINGS
 	mkdir "$dir/home"
 	touch "$dir/log"
-	[[ -z ${FIRST:-} ]] || cp -p "$FIRST/home/.erlang.cookie" "$dir/home/" # and the cookie
+	if [[ -n ${FIRST:-} ]]; then # and the cookie; at its first start, a node joins the first one
+		cp -p "$FIRST/home/.erlang.cookie" "$dir/home/"
+		cat >>"$dir/rabbitmq.conf" <<-SETTINGS
+			cluster_formation.peer_discovery_backend = classic_config
+			cluster_formation.classic_config.nodes.1 = $(rabbitmq_node "$FIRST")
+		SETTINGS
+	fi
 	[[ $EUID -ne 0 ]] || chown -R rabbitmq: "$dir/home" "$dir/log"
 }
 
@@ -163,13 +169,6 @@ rabbitmq_start() {
 		((tries-- > 0)) || die "RabbitMQ does not answer after 120 s: $(tail -5 "$dir/log")"
 		sleep 0.2
 	done
-	if [[ -e $dir/first && ! -e $dir/joined ]]; then
-		rabbitmq_ctl "$dir" -q stop_app
-		rabbitmq_ctl "$dir" -q reset
-		rabbitmq_ctl "$dir" -q join_cluster "$(rabbitmq_node "$(<"$dir/first")")"
-		rabbitmq_ctl "$dir" -q start_app
-		touch "$dir/joined"
-	fi
 	unlock "${dir//\//_}"
 }
 
