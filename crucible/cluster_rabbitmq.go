@@ -130,8 +130,7 @@ func (b *brokers) eachPeer(ctx context.Context, node *testserver.Instance, call 
 			calls = append(calls, fmt.Sprintf(call, name))
 		}
 	}
-	_, err := node.Ctl(ctx, "eval", strings.Join(calls, ", ")+".")
-	return err
+	return node.Eval(ctx, strings.Join(calls, ", "))
 }
 
 // turns are the faults of the nodes.

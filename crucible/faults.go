@@ -209,11 +209,9 @@ func (h *hurt) brokerFaults() []fault {
 		{alone("broker", kind("rabbitmq-connections-closed", broker, 0, 0)), func(ctx context.Context, _ string) (heal, error) {
 			return done, h.site.closeConnections(ctx)
 		}},
-		{alone("broker", kind("rabbitmq-app-stopped", broker, brief, short)), h.ctl([]string{"stop_app"}, []string{"start_app"})},
-		{alone("broker", kind("rabbitmq-memory-alarm", broker, brief, short)), h.ctl(
-			[]string{"set_vm_memory_high_watermark", "0.0000001"}, []string{"set_vm_memory_high_watermark", "absolute", "2GB"})},
-		{alone("broker", kind("rabbitmq-disk-alarm", broker, brief, short)), h.ctl(
-			[]string{"set_disk_free_limit", "1000000GB"}, []string{"set_disk_free_limit", "1MB"})},
+		{alone("broker", kind("rabbitmq-app-stopped", broker, brief, short)), h.eval(testserver.StopApp, testserver.StartApp)},
+		{alone("broker", kind("rabbitmq-memory-alarm", broker, brief, short)), h.eval(testserver.RaiseMemoryAlarm, testserver.ClearMemoryAlarm)},
+		{alone("broker", kind("rabbitmq-disk-alarm", broker, brief, short)), h.eval(testserver.RaiseDiskAlarm, testserver.ClearDiskAlarm)},
 		{alone("audit", kind("topic-without-queue", []string{"topic audit"}, short, long)), h.unbind},
 		{alone("audit", kind("queue-full", []string{"topic audit"}, short, long)), h.fill},
 	}
@@ -221,15 +219,12 @@ func (h *hurt) brokerFaults() []fault {
 
 func done(context.Context) error { return nil }
 
-// ctl runs rabbitmqctl to begin and to end a fault. The broker may still be starting after
-// another, so it insists.
-func (h *hurt) ctl(begin, end []string) func(context.Context, string) (heal, error) {
+// eval evaluates expressions in RabbitMQ to begin and to end a fault. The broker may still be
+// starting after another, so it insists.
+func (h *hurt) eval(begin, end string) func(context.Context, string) (heal, error) {
 	return func(ctx context.Context, _ string) (heal, error) {
-		run := func(args []string) func(context.Context) error {
-			return func(ctx context.Context) error {
-				_, err := h.site.rabbit.Ctl(ctx, args...)
-				return err
-			}
+		run := func(expression string) func(context.Context) error {
+			return func(ctx context.Context) error { return h.site.rabbit.Eval(ctx, expression) }
 		}
 		return run(end), insist(ctx, run(begin))
 	}

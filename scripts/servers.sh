@@ -39,7 +39,8 @@
 #   servers.sh crash DIR     PostgreSQL: immediate shutdown
 #   servers.sh dump DIR FILE [option]...   PostgreSQL: pg_dump
 #   servers.sh load DIR FILE               PostgreSQL: psql, ends at the first error
-#   servers.sh ctl DIR ...   rabbitmqctl       servers.sh remove DIR   stop and delete
+#   servers.sh eval DIR EXPRESSION         RabbitMQ: evaluates Erlang, prints the result
+#   servers.sh remove DIR    stop and delete
 #
 # Everything listens on loopback only, has fsync on, and lives under
 # ${ONCEMILL_SERVERS_DIR:-${TMPDIR:-/tmp}/oncemill-servers}.
@@ -124,11 +125,9 @@ start() {
 	"${kind}_exports" "$dir"
 }
 
-ctl() {
-	local dir=${1:-}
-	of_kind "$dir" rabbitmq
-	shift
-	rabbitmq_ctl "$dir" "$@"
+evaluate() {
+	of_kind "${1:-}" rabbitmq
+	rabbitmq_eval "$1" "${2:?an expression}"
 }
 
 signal() {
@@ -157,7 +156,8 @@ main() {
 	[[ $# -eq 0 ]] || shift
 	case $command in
 	help | -h | --help) usage ;;
-	up | down | status | start | signal | ctl | crash | dump | load) prepare_base && "$command" "$@" </dev/null ;;
+	up | down | status | start | signal | crash | dump | load) prepare_base && "$command" "$@" </dev/null ;;
+	eval) prepare_base && evaluate "$@" </dev/null ;;
 	stop | kill)
 		prepare_base
 		of_kind "${1:-}"

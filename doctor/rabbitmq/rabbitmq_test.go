@@ -97,7 +97,7 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 	if err := b.ch.ExchangeDeclare("unbound", "fanout", true, false, false, false, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.Ctl("set_policy", "limit", "^by-policy$", `{"delivery-limit": 5}`, "--apply-to", "queues")
+	b.Eval(`rabbit_policy:parse_set(<<"/">>, <<"limit">>, <<"^by-policy$">>, <<"{\"delivery-limit\": 5}">>, 0, <<"queues">>, <<"test">>)`)
 	pubsub, queue := wamqp.NewDurablePubSubConfig(b.URI(), nil), wamqp.NewDurableQueueConfig(b.URI())
 	for _, c := range []struct {
 		topic, check, names string

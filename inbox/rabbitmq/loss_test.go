@@ -150,7 +150,7 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 	node := testserver.PrivateRabbitMQ(t)
 	keys := placeKeys(t, node)
 	// A second to acknowledge, looked at twice a second. New channels see it.
-	node.Ctl("eval", "application:set_env(rabbit, consumer_timeout, 1000), application:set_env(rabbit, channel_tick_interval, 500).")
+	node.Eval("application:set_env(rabbit, consumer_timeout, 1000), application:set_env(rabbit, channel_tick_interval, 500)")
 	s := subscriber(t, queues(node.URI(), 20), rabbitmq.Config{NackDelay: time.Millisecond, AckTimeout: 2 * time.Second})
 	var seen sync.Map
 	var hang atomic.Bool
@@ -200,7 +200,7 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 	keys.expectKept()
 	if testserver.Long() {
 		t.Run("connections closed by the broker", func(t *testing.T) {
-			node.Ctl("close_all_connections", "test")
+			node.Eval(testserver.CloseConnections)
 			exchange(10)
 		})
 		t.Run("broker killed", func(t *testing.T) {

@@ -186,7 +186,7 @@ func (p *placed) expectKept() {
 // expectNoShards checks what consumers with shards are told of a node that cannot have any.
 func (p *placed) expectNoShards() {
 	p.t.Helper()
-	p.node.Ctl("eval", `rabbit_registry:unregister(exchange, <<"x-consistent-hash">>).`) // as without the plugin
+	p.node.Eval(`rabbit_registry:unregister(exchange, <<"x-consistent-hash">>)`) // as without the plugin
 	if _, err := p.s.Subscribe(p.t.Context(), "invoices"); !errors.Is(err, rabbitmq.ErrNoShards) {
 		p.t.Errorf("without the plugin: %v", err)
 	}

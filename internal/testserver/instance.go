@@ -66,9 +66,9 @@ func (i *Instance) Thaw(ctx context.Context) error { return i.do(ctx, "signal", 
 // log.
 func (i *Instance) Crash(ctx context.Context) error { return i.do(ctx, "crash", i.dir) }
 
-// Ctl runs rabbitmqctl and returns what it prints.
-func (i *Instance) Ctl(ctx context.Context, args ...string) (string, error) {
-	return scriptOutput(ctx, append([]string{"ctl", i.dir, "-q"}, args...)...)
+// Eval evaluates an Erlang expression in a RabbitMQ.
+func (i *Instance) Eval(ctx context.Context, expression string) error {
+	return i.do(ctx, "eval", i.dir, expression)
 }
 
 // Remove stops the server and deletes its directory. It does nothing if there is none.

@@ -1,9 +1,6 @@
 package testserver
 
-import (
-	"strings"
-	"testing"
-)
+import "testing"
 
 // RabbitServer is a RabbitMQ node for one test. Its methods may be called from any goroutine.
 // A failure fails the test.
@@ -20,46 +17,57 @@ func PrivateRabbitMQ(t testing.TB, settings ...string) *RabbitServer {
 // same after a restart.
 func (s *RabbitServer) URI() string { return s.exports[envAMQP] }
 
-// Ctl runs rabbitmqctl and returns what it prints.
-func (s *RabbitServer) Ctl(args ...string) string {
+// Eval evaluates an Erlang expression in the node.
+func (s *RabbitServer) Eval(expression string) {
 	s.t.Helper()
-	return strings.TrimSpace(s.run(append([]string{"ctl", s.dir, "-q"}, args...)...))
+	s.run("eval", s.dir, expression)
 }
+
+// Expressions for Eval.
+const (
+	StopApp          = "rabbit:stop()"
+	StartApp         = "rabbit:start()"
+	RaiseMemoryAlarm = "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001)"
+	ClearMemoryAlarm = "vm_memory_monitor:set_vm_memory_high_watermark({absolute, \"2GB\"})"
+	RaiseDiskAlarm   = "rabbit_disk_monitor:set_disk_free_limit(\"1000000GB\")"
+	ClearDiskAlarm   = "rabbit_disk_monitor:set_disk_free_limit(\"1MB\")"
+	CloseConnections = "[rabbit_networking:close_connection(C, \"test\") || C <- rabbit_networking:connections()]"
+)
 
 // StopApp stops the broker but not its Erlang node: the port refuses
 // connections, and StartApp brings it back in a second.
 func (s *RabbitServer) StopApp() {
 	s.t.Helper()
-	s.Ctl("stop_app")
+	s.Eval(StopApp)
 }
 
 // StartApp starts the broker again after StopApp.
 func (s *RabbitServer) StartApp() {
 	s.t.Helper()
-	s.Ctl("start_app")
+	s.Eval(StartApp)
 }
 
 // RaiseMemoryAlarm makes the node block every connection that publishes.
 func (s *RabbitServer) RaiseMemoryAlarm() {
 	s.t.Helper()
-	s.Ctl("set_vm_memory_high_watermark", "0.0000001")
+	s.Eval(RaiseMemoryAlarm)
 }
 
 // ClearMemoryAlarm clears the memory alarm.
 func (s *RabbitServer) ClearMemoryAlarm() {
 	s.t.Helper()
-	s.Ctl("set_vm_memory_high_watermark", "0.6")
+	s.Eval(ClearMemoryAlarm)
 }
 
 // RaiseDiskAlarm makes the node report a full disk. It blocks publishers, as the memory alarm
 // does.
 func (s *RabbitServer) RaiseDiskAlarm() {
 	s.t.Helper()
-	s.Ctl("set_disk_free_limit", "1000000GB")
+	s.Eval(RaiseDiskAlarm)
 }
 
 // ClearDiskAlarm clears the disk alarm.
 func (s *RabbitServer) ClearDiskAlarm() {
 	s.t.Helper()
-	s.Ctl("set_disk_free_limit", "1MB")
+	s.Eval(ClearDiskAlarm)
 }

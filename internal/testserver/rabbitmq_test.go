@@ -55,9 +55,16 @@ func TestRabbitMQ_RemovesTheVirtualHostAtTheEnd(t *testing.T) {
 	}
 }
 
-func TestPrivateRabbitMQ_KeepsItsQueuesOverStopAndKill(t *testing.T) {
+// One node, since each takes seconds to start.
+func TestPrivateRabbitMQ(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivateRabbitMQ(t)
+	t.Run("blocks publishers in an alarm", func(t *testing.T) { blocksInAnAlarm(t, server) })
+	t.Run("keeps its queues over stop and kill", func(t *testing.T) { keepsItsQueues(t, server) })
+}
+
+func keepsItsQueues(t *testing.T, server *testserver.RabbitServer) {
+	t.Helper()
 	conn, err := amqp.Dial(server.URI())
 	if err != nil {
 		t.Fatal(err)
@@ -86,9 +93,8 @@ func TestPrivateRabbitMQ_KeepsItsQueuesOverStopAndKill(t *testing.T) {
 	server.Stop()
 }
 
-func TestPrivateRabbitMQ_BlocksPublishersInAnAlarm(t *testing.T) {
-	t.Parallel()
-	server := testserver.PrivateRabbitMQ(t)
+func blocksInAnAlarm(t *testing.T, server *testserver.RabbitServer) {
+	t.Helper()
 	conn, err := amqp.Dial(server.URI())
 	if err != nil {
 		t.Fatal(err)

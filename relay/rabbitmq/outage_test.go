@@ -94,7 +94,7 @@ func TestSink_SurvivesOutages(t *testing.T) {
 	t.Run("connections closed by the broker", func(t *testing.T) {
 		for range testserver.Rounds(1, 3) {
 			deliver(t, sink, next(50))
-			node.Ctl("close_all_connections", "test")
+			node.Eval(testserver.CloseConnections)
 			deliver(t, sink, next(50))
 		}
 	})

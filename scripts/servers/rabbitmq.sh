@@ -175,7 +175,7 @@ rabbitmq_start() {
 	unlock "${dir//\//_}"
 }
 
-# On SIGTERM the server stops cleanly by itself; rabbitmqctl would take two seconds more.
+# On SIGTERM the server stops cleanly by itself.
 rabbitmq_stop() { signal_and_wait "$1/pid" TERM 60 || die "RabbitMQ does not stop"; }
 
 rabbitmq_kill() { signal_and_wait "$1/pid" KILL 20 || die "RabbitMQ survives SIGKILL"; }
@@ -185,11 +185,15 @@ rabbitmq_signal() { ! running "$1/pid" || kill -s "$2" "$REPLY"; }
 # rabbitmq_removed DIR ends what is left when the node has gone: its name registry.
 rabbitmq_removed() { signal_and_wait "$1/epmd.pid" KILL 20 || die "epmd survives SIGKILL"; }
 
-rabbitmq_ctl() {
-	local dir=$1
-	shift
-	rabbitmq_as "$dir"
-	(cd / && "${AS[@]}" "$(rabbitmq_program rabbitmqctl)" "$@")
+# rabbitmq_eval DIR EXPRESSION evaluates it in the node. rabbitmqctl would take seconds: it is an
+# Erlang node itself.
+rabbitmq_eval() {
+	local dir=$1 erts answer
+	erts=("$(dirname "$(readlink -f "$(command -v erl)")")"/../erts-*/bin/erl_call)
+	answer=$("${erts[0]}" -address "127.0.0.1:$(<"$dir/port.distribution")" -c "$(<"$dir/home/.erlang.cookie")" -e <<<"$2.") &&
+		[[ $answer == '{ok, '* ]] || die "the node answers ${answer:-nothing} to $2"
+	answer=${answer#'{ok, '}
+	printf '%s\n' "${answer%\}}"
 }
 
 # rabbitmq_foreign_ctl ARGUMENTS... speaks to the node of this machine that the environment names.
