@@ -178,7 +178,7 @@ func TestDepth_OfOneQueueDoesNotDependOnOthers(t *testing.T) {
 		return maps.Equal(depths(t, reader), map[string]int64{"a-silent": 2, "b-leaderless": 2, "c-quorum": 2, "d-classic": 2})
 	})
 	eval := func(queue, act string) {
-		node.Eval(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"`+queue+`">>)), Pid = amqqueue:get_pid(Q), `+act)
+		node.Eval(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"` + queue + `">>)), Pid = amqqueue:get_pid(Q), ` + act)
 	}
 	eval("b-leaderless", "{Name, _} = Pid, ra:stop_server(quorum_queues, {Name, node()})")
 	eval("a-silent", "sys:suspend(Pid)")

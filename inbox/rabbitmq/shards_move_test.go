@@ -384,7 +384,7 @@ func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 	}
 	a.publish(shardName(1, 0), publishing("behind the marker", "k")) // beyond the prefetch
 	act := func(what string) {
-		node.Eval(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"`+shardName(1, 0)+`">>)), {Name, _} = amqqueue:get_pid(Q), `+what)
+		node.Eval(`{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"` + shardName(1, 0) + `">>)), {Name, _} = amqqueue:get_pid(Q), ` + what)
 	}
 	act("ra:stop_server(quorum_queues, {Name, node()})")
 	before.Ack()
