@@ -37,7 +37,15 @@ func newBrokers(ctx context.Context, dir string, settings ...string) (*brokers, 
 	for i := 1; i < nodes; i++ {
 		group.Go(func() error { return start(together, i, "--join", b.nodes[0].Dir()) })
 	}
-	return b, group.Wait()
+	if err := group.Wait(); err != nil {
+		return b, err
+	}
+	var members []struct{}
+	err := ask(ctx, b.nodes[0].Admin(), "nodes?columns=name", &members)
+	if err == nil && len(members) != nodes {
+		err = fmt.Errorf("%d nodes of RabbitMQ are together, want %d", len(members), nodes)
+	}
+	return b, err
 }
 
 // urls returns the addresses of all nodes, beginning with the nth.

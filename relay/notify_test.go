@@ -318,8 +318,8 @@ func TestListener_WakesForWhatItMissed(t *testing.T) {
 		commit(t, producer, keyed("k", 1+i, 1)...)
 		eventually(t, "the notification is sent", func() bool { return received() > n })
 	}
-	if n := w.distinct(); n != 1 {
-		t.Errorf("%d messages arrived: the test shows nothing", n)
+	if w.distinct() == 6 {
+		t.Error("all messages arrived: the test shows nothing")
 	}
 	g.open(t)
 	w.awaitSoon(t, 6)

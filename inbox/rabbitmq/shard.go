@@ -33,7 +33,7 @@ type shard struct {
 	marked  bool      // everything before the marker was delivered here
 	marker  uint64    // its delivery tag
 	probe   string    // names the marker that sendProbe has sent; "": none
-	refused int       // deliveries that this channel had given back before
+	refused int       // deliveries that this channel had given back when finish last looked
 	proven  bool      // the probe has come, and nothing since
 	again   time.Time // when finish may act again
 	gone    bool      // the queue does not exist
@@ -178,29 +178,41 @@ const (
 	// removeAgain is the time between two attempts to remove a shard.
 	removeAgain = time.Second
 
-	// probeAgain is how long to wait for a marker that was sent: it may have been purged.
-	probeAgain = 10 * time.Second
+	// probeAgain is how long to wait for a probe: it may have been purged.
+	probeAgain = time.Minute
+
+	// probeRetry is the time after a probe that could not be sent. In an alarm of the broker
+	// each takes CallTimeout, and the subscription does nothing else meanwhile.
+	probeRetry = 10 * time.Second
 )
 
 // finish removes the shard, and then returns errShardGone, if everything before the marker is
 // settled, and the shard has nothing behind it.
 func (s *subscription) finish(ctx context.Context, current *session) error {
-	if s.shard == nil || !s.shard.marked || len(s.ready)+len(s.handedOut)+len(s.delayed)+len(s.lanes) > 0 {
+	if s.shard == nil || !s.shard.marked {
+		return nil
+	}
+	log := s.owner.settings.Logger
+	current.flush(ctx, log, flushAll) // former markers leave room for the next one
+	if len(s.ready)+len(s.handedOut)+len(s.delayed)+len(s.lanes) > 0 {
 		return nil
 	}
 	now := time.Now()
+	if s.shard.refused != current.acks.refused { // what was given back comes again
+		s.shard.refused, s.shard.probe, s.shard.proven = current.acks.refused, "", false
+		s.shard.again = now.Add(removeAgain)
+	}
 	if now.Before(s.shard.again) {
 		return nil
 	}
 	s.shard.again = now.Add(removeAgain)
-	log := s.owner.settings.Logger
 	if s.shard.next == nil {
 		level, attrs := s.shard.unfinished.Failed(slog.LevelError, "no previous")
 		log.Log(ctx, level, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", append(attrs, "queue", s.queue)...)
 		return nil
 	}
-	s.shard.proven = s.shard.proven && s.shard.refused == current.acks.refused // what was given back comes again
-	empty, err := s.remove(ctx)
+	empty, err := s.remove(ctx, current)
+	s.shard.again = time.Now().Add(removeAgain)
 	switch {
 	case empty && s.shard.proven:
 		log.InfoContext(ctx, "shard drained and removed", "queue", s.queue)
@@ -217,31 +229,34 @@ func (s *subscription) finish(ctx context.Context, current *session) error {
 
 // remove reports whether the shard is empty and the topic no longer leads to it. If this is
 // proven it deletes the shard. The missing queue shows all processes that the shard is finished.
-func (s *subscription) remove(ctx context.Context) (empty bool, err error) {
+func (s *subscription) remove(ctx context.Context, current *session) (empty bool, err error) {
 	err = s.owner.onChannel(ctx, s.owner.connector, func(_ *link, channel *amqp.Channel) error {
 		if err := s.shard.next.guard(channel); err != nil {
 			return err // MoveShards was not called: somebody else made the marker
 		}
 		state, err := channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
-		if err != nil || state.Messages > 0 {
-			return err
-		}
-		if s.shard.proven {
-			_, err = channel.QueueDelete(s.queue, false, false, noWait)
-		}
-		empty = err == nil
+		// Without this consumer the answer is that for a quorum queue without a leader: zeros.
+		empty = err == nil && state.Messages == 0 && state.Consumers > 0
 		return err
 	})
-	return empty, err
+	if !empty || !s.shard.proven {
+		return empty, err
+	}
+	// Over this channel: while it is open, this consumer is the active one.
+	err = current.link.within(func() error {
+		_, err := current.channel.QueueDelete(s.queue, false, false, noWait)
+		return err
+	})
+	return err == nil, err
 }
 
 // sendProbe sends one more marker. The broker does not count what it has sent, or was given back
-// just now, and is on its way, however long that takes, and a quorum queue without a leader counts
-// as empty. But the consumer gets everything in order: when the probe arrives, all that was in
-// the shard before has arrived.
+// just now, and is on its way, however long that takes. But the consumer gets everything in order:
+// when the probe arrives, all that was in the shard before has arrived.
 func (s *subscription) sendProbe(ctx context.Context, current *session) error {
-	refused := current.acks.refused
-	// The broker answers when it has put back what this channel gave back.
+	s.shard.again = time.Now().Add(probeRetry)
+	// A classic queue answers when it has put back what this channel gave back. With a quorum queue
+	// that may take longer while it elects a leader; so finish waits for a while after that.
 	err := current.link.within(func() error {
 		_, err := current.channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
 		return err
@@ -256,6 +271,6 @@ func (s *subscription) sendProbe(ctx context.Context, current *session) error {
 	if err != nil {
 		return fmt.Errorf("send a marker: %w", err)
 	}
-	s.shard.probe, s.shard.refused, s.shard.again = probe, refused, time.Now().Add(probeAgain)
+	s.shard.probe, s.shard.again = probe, time.Now().Add(probeAgain)
 	return nil
 }

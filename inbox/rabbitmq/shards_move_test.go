@@ -431,6 +431,27 @@ func TestShards_NotRemovedWhileADeliveryIsOnItsWay(t *testing.T) {
 	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
 }
 
+// Markers that were sent before, such as by a move that was repeated, leave room for the next one.
+func TestShards_RemovedWhenMovedTwice(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	if err := subscriber(t, fanout(uri, 2), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	s := subscriber(t, fanout(uri, 2), shards(2, 1))
+	out := subscribe(t, s, "orders")
+	a.send("orders", "", publishing("before", "k"))
+	before := next(t, out)
+	for range 3 {
+		if err := s.MoveShards(t.Context(), "orders"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before.Ack()
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+}
+
 // A marker that stays does not fill the log.
 func TestShards_WhatCannotBeRemovedIsNotLoggedEachTime(t *testing.T) {
 	t.Parallel()

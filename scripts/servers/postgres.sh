@@ -83,7 +83,8 @@ postgres_create() {
 		tail -5 "$dir/initdb.log" >&2
 		die "${make[0]} failed"
 	}
-	# A standby has its primary's settings; the last of two counts.
+	# A standby has its primary's settings; the last of two counts. Shared memory is in files of the
+	# server's directory: otherwise each server that is killed leaves some in /dev/shm.
 	cat >>"$dir/data/postgresql.conf" <<-SETTINGS
 		listen_addresses = '127.0.0.1'
 		port = $(<"$dir/port")
@@ -91,6 +92,7 @@ postgres_create() {
 		max_connections = 300
 		max_prepared_transactions = 20
 		max_locks_per_transaction = 256
+		dynamic_shared_memory_type = mmap
 		fsync = on
 		synchronous_commit = on
 		full_page_writes = on

@@ -114,6 +114,7 @@ rabbitmq_create() {
 		cat >>"$dir/rabbitmq.conf" <<-SETTINGS
 			cluster_formation.peer_discovery_backend = classic_config
 			cluster_formation.classic_config.nodes.1 = $(rabbitmq_node "$FIRST")
+			cluster_formation.classic_config.nodes.2 = $(rabbitmq_node "$dir")
 		SETTINGS
 	fi
 	[[ $EUID -ne 0 ]] || chown -R rabbitmq: "$dir/home" "$dir/log"
@@ -190,8 +191,8 @@ rabbitmq_removed() { signal_and_wait "$1/epmd.pid" KILL 20 || die "epmd survives
 rabbitmq_eval() {
 	local dir=$1 erts answer
 	erts=("$(dirname "$(readlink -f "$(command -v erl)")")"/../erts-*/bin/erl_call)
-	answer=$("${erts[0]}" -address "127.0.0.1:$(<"$dir/port.distribution")" -c "$(<"$dir/home/.erlang.cookie")" -e <<<"$2.") &&
-		[[ $answer == '{ok, '* ]] || die "the node answers ${answer:-nothing} to $2"
+	answer=$(HOME=$dir/home "${erts[0]}" -address "127.0.0.1:$(<"$dir/port.distribution")" -e <<<"$2.") &&
+		[[ $answer == '{ok, '* && $answer != '{ok, {error'* && $answer != '{ok, {badrpc'* ]] || die "the node answers ${answer:-nothing} to $2"
 	answer=${answer#'{ok, '}
 	printf '%s\n' "${answer%\}}"
 }
