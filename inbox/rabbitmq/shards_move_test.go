@@ -375,7 +375,11 @@ func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 	if err := subscriber(t, quorum, shards(1, 0)).SubscribeInitialize("orders"); err != nil {
 		t.Fatal(err)
 	}
-	s := subscriber(t, quorum, shards(2, 1))
+	var warnings writes
+	cfg := shards(2, 1)
+	cfg.CallTimeout = time.Second
+	cfg.Logger = slog.New(slog.NewTextHandler(&warnings, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	s := subscriber(t, quorum, cfg)
 	out := subscribe(t, s, "orders")
 	a.send("orders", "", publishing("before", "k"))
 	before := next(t, out)
@@ -388,7 +392,11 @@ func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 	}
 	act("ra:stop_server(quorum_queues, {Name, node()})")
 	before.Ack()
+	testserver.Pause(t.Context(), 3*cfg.CallTimeout)
 	none(t, out)
+	if n := warnings.Load(); n > 0 {
+		t.Errorf("%d warnings: it waited for a queue without a leader", n)
+	}
 	act("ra:restart_server(quorum_queues, {Name, node()})")
 	if msg := next(t, out); msg.UUID != "behind the marker" || !msg.Ack() {
 		t.Errorf("got %q", msg.UUID)
