@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
@@ -268,9 +269,7 @@ func TestShards_AForgedMarkerRemovesNothing(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
-	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
+	declareOneShard(t, fanout(uri, 10))
 	out := subscribe(t, subscriber(t, fanout(uri, 10), shards(2, 1)), "orders")
 	forged := publishing("forged", "")
 	forged.Headers = amqp091.Table{"oncemill_shards_moved": true}
@@ -347,9 +346,7 @@ func TestShards_NewOnesWaitForThePreviousOnes(t *testing.T) {
 func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
-	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
+	declareOneShard(t, fanout(uri, 10))
 	cfg := shards(2, 1)
 	cfg.AckTimeout, cfg.NackDelay = time.Second, time.Hour // given back after 0.8 s
 	s := subscriber(t, fanout(uri, 10), cfg)
@@ -365,6 +362,14 @@ func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
 	next(t, out).Ack()
 }
 
+// declareOneShard declares what is the previous shard later.
+func declareOneShard(t *testing.T, cfg wamqp.Config) {
+	t.Helper()
+	if err := subscriber(t, cfg, shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // RabbitMQ answers for a quorum queue without a leader as for an empty one.
 func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 	t.Parallel()
@@ -372,9 +377,7 @@ func TestShards_NotRemovedWithoutItsLeader(t *testing.T) {
 	a := newAdmin(t, node.URI())
 	quorum := fanout(node.URI(), 2)
 	quorum.Queue.Arguments = amqp091.Table{"x-queue-type": "quorum"}
-	if err := subscriber(t, quorum, shards(1, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
+	declareOneShard(t, quorum)
 	var warnings writes
 	cfg := shards(2, 1)
 	cfg.CallTimeout = time.Second
@@ -409,9 +412,7 @@ func TestShards_NotRemovedWhileADeliveryIsOnItsWay(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
-	if err := subscriber(t, fanout(uri, 2), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
+	declareOneShard(t, fanout(uri, 2))
 	proxy, proxied := testserver.ProxyAMQP(t, uri)
 	cfg := shards(2, 1)
 	cfg.Shards.Rebalance = time.Hour // nothing else is asked of the broker
@@ -444,9 +445,7 @@ func TestShards_RemovedWhenMovedTwice(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
-	if err := subscriber(t, fanout(uri, 2), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
+	declareOneShard(t, fanout(uri, 2))
 	s := subscriber(t, fanout(uri, 2), shards(2, 1))
 	out := subscribe(t, s, "orders")
 	a.send("orders", "", publishing("before", "k"))
@@ -464,9 +463,7 @@ func TestShards_RemovedWhenMovedTwice(t *testing.T) {
 func TestShards_WhatCannotBeRemovedIsNotLoggedEachTime(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
-	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
+	declareOneShard(t, fanout(uri, 10))
 	forged := publishing("forged", "")
 	forged.Headers = amqp091.Table{"oncemill_shards_moved": true}
 	newAdmin(t, uri).publish(shardName(1, 0), forged)
