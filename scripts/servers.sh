@@ -80,6 +80,7 @@ down() {
 	local dir
 	lock up
 	while read -r dir; do remove "$dir"; done < <(instances)
+	rm -rf "$BASE"/initdb-*
 	unlock up
 }
 

@@ -34,9 +34,10 @@ type AMQPProxy struct {
 	// answer to its opening does not reach until ReleaseAcks. 0: none.
 	HoldOpen atomic.Int32
 
-	target   string
-	listener net.Listener
-	group    sync.WaitGroup
+	target    string
+	listener  net.Listener
+	accepting sync.WaitGroup
+	group     sync.WaitGroup
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -76,13 +77,14 @@ func serveAMQP(uri string, listener net.Listener) (*AMQPProxy, string, error) {
 	}
 	p := &AMQPProxy{target: u.Host, listener: listener}
 	u.Host = listener.Addr().String()
-	p.group.Go(p.accept)
+	p.accepting.Go(p.accept)
 	return p, u.String(), nil
 }
 
 // Close ends the proxy and its connections.
 func (p *AMQPProxy) Close() {
 	_ = p.listener.Close()
+	p.accepting.Wait() // or one more connection might come after Cut
 	p.Cut()
 	p.group.Wait()
 }

@@ -20,9 +20,10 @@ import (
 // but nothing passes in either direction, not even its end. It looks like a frozen server, or
 // like a network that drops packets.
 type PostgresProxy struct {
-	target   string
-	listener net.Listener
-	group    sync.WaitGroup
+	target    string
+	listener  net.Listener
+	accepting sync.WaitGroup
+	group     sync.WaitGroup
 
 	mu       sync.Mutex // guards the fields below
 	conns    map[*proxied]struct{}
@@ -70,13 +71,14 @@ func StartPostgresProxy(ctx context.Context, dsn string) (*PostgresProxy, string
 	}
 	p := &PostgresProxy{target: u.Host, listener: listener, conns: map[*proxied]struct{}{}}
 	u.Host = listener.Addr().String()
-	p.group.Go(p.accept)
+	p.accepting.Go(p.accept)
 	return p, u.String(), nil
 }
 
 // Close ends the proxy and its connections.
 func (p *PostgresProxy) Close() {
 	_ = p.listener.Close()
+	p.accepting.Wait() // or one more connection might come after Cut
 	p.Cut()
 	p.group.Wait()
 }

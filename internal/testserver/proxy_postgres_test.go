@@ -3,7 +3,9 @@ package testserver_test
 import (
 	"context"
 	"database/sql"
+	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -125,5 +127,64 @@ func TestPostgresProxy_CutsTheAnswerOfACommit(t *testing.T) {
 	}
 	if got := queryText(t, pg.DB, "select count(*)::text from kept"); got != "2" {
 		t.Errorf("%s of 2 rows were committed", got)
+	}
+}
+
+// Close cuts a client off that connects at that moment, too, though its connection is silent.
+func TestProxies_CloseWhileClientsConnect(t *testing.T) {
+	t.Parallel()
+	server := testserver.Listen(t) // it answers nobody
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := server.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+		}
+	})
+	defer serving.Wait()
+	defer server.Close()
+	dialing := func(t *testing.T, address string, closeProxy func()) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var clients sync.WaitGroup
+		for range 4 {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+					if err != nil {
+						return
+					}
+					defer conn.Close()
+				}
+			})
+		}
+		testserver.Pause(ctx, time.Millisecond)
+		closed := make(chan struct{})
+		go func() { closeProxy(); close(closed) }()
+		select {
+		case <-closed:
+		case <-time.After(testserver.MaxWait):
+			t.Fatal("Close does not return")
+		}
+		cancel()
+		clients.Wait()
+	}
+	for range testserver.Rounds(20, 200) {
+		postgres, dsn, err := testserver.StartPostgresProxy(t.Context(), "postgres://"+server.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		postgres.SilenceAll()
+		dialing(t, strings.TrimPrefix(dsn, "postgres://"), postgres.Close)
+		rabbit, uri, err := testserver.StartAMQPProxy(t.Context(), "amqp://"+server.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		rabbit.Frozen.Store(true)
+		dialing(t, strings.TrimPrefix(uri, "amqp://"), rabbit.Close)
 	}
 }
