@@ -67,7 +67,8 @@ func fill(t *testing.T, db *sql.DB, where database.Database) {
 		`insert into {{inbox_failures}} (consumer, message_id, key, seq, changed_at) `+rows+`select 'consumer ' || (i % 4), 'm' || i, '', i, NOW from n`,
 		`insert into {{idempotency}} (key_hash, caller, fingerprint, state, owner, fence, endpoint, completed_at, created_at, lease_until, expires_at, forget_at) `+rows+
 			`select cast(('k' || i) as KEY), '', '', 2, '', 1, 'POST /', NOW, NOW, NOW, NOW, NOW from n`,
-		`analyze`,
+		`analyze {{outbox}}`, `analyze {{scheduled}}`, `analyze {{outbox_history}}`, `analyze {{parked}}`, `analyze {{relay_workers}}`, // alone: others
+		`analyze {{dead_letters}}`, `analyze {{inbox}}`, `analyze {{inbox_failures}}`, `analyze {{idempotency}}`, // fill tables of the server
 	) {
 		key := "blob"
 		if where.Dialect == oncemill.PostgreSQL {

@@ -137,7 +137,7 @@ func TestPlans_TouchNothingElse(t *testing.T) {
 	pg := testserver.Postgres(t)
 	db, seen := testserver.Explained(t, pg.DSN)
 	p := newFixture(t, db, pg.Config, time.Hour)
-	// Analyzed while the rows are there and not committed, a table would count as empty.
+	// Analyzed while the rows are there and not committed, a table counts as empty.
 	p.exec(t, `alter table {{parked}} set (autovacuum_enabled = off)`)
 	p.exec(t, `alter table {{dead_letters}} set (autovacuum_enabled = off)`)
 	p.exec(t, `analyze {{parked}}`)
