@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		m,
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe.func2"),
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe.func3"),
-		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp.(*Subscriber).runSubscriber"),
+		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp.(*Subscriber).Subscribe.func1"),
 		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp.(*ConnectionWrapper).handleConnectionClose"),
 	))
 }

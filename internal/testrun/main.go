@@ -1,4 +1,4 @@
-// Command testrun runs the tests of every module of this repository with go test -json, three
+// Command testrun runs the tests of every module of this repository with go test -json, a few
 // packages at a time. It fails if a test fails, if a test is skipped that is not listed, or if
 // a module has no tests.
 //

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 )
@@ -162,14 +161,18 @@ func TestModules_FindsAllButTools(t *testing.T) {
 	}
 }
 
-// Packages are tested three at a time, those of other modules too. The first three tests wait for
-// each other; a fourth one would find them all.
-func TestRun_TestsThreePackagesAtATime(t *testing.T) {
+// A few packages are tested at a time, those of other modules too. The first tests wait for each
+// other; one more would find them all.
+func TestRun_TestsAFewPackagesAtATime(t *testing.T) {
 	t.Parallel()
 	here, met := t.TempDir(), filepath.Join(t.TempDir(), "met")
 	files := map[string]string{"second/go.mod": "module example.com/second\n\ngo 1.26\n"}
-	for _, name := range []string{"a", "b", "c", "second/d", "second/e", "second/f"} {
-		files[name+"/three_test.go"] = "package " + filepath.Base(name) + `
+	names := []string{"a", "b", "c", "second/d", "second/e", "second/f"}
+	if len(names) <= packagesAtOnce {
+		t.Fatal("too few packages")
+	}
+	for _, name := range names {
+		files[name+"/few_test.go"] = "package " + filepath.Base(name) + `
 
 import (
 	"os"
@@ -177,8 +180,8 @@ import (
 	"time"
 )
 
-func TestIsOneOfThree(t *testing.T) {
-	const here, met = ` + strconv.Quote(here) + ", " + strconv.Quote(met) + `
+func TestIsOneOfFew(t *testing.T) {
+	const here, met, few = ` + fmt.Sprintf("%q, %q, %d", here, met, packagesAtOnce) + `
 	own, err := os.CreateTemp(here, "")
 	if err != nil {
 		t.Fatal(err)
@@ -186,10 +189,10 @@ func TestIsOneOfThree(t *testing.T) {
 	defer os.Remove(own.Name())
 	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		others, err := os.ReadDir(here)
-		if err != nil || len(others) > 3 {
+		if err != nil || len(others) > few {
 			t.Fatal(others, err)
 		}
-		if len(others) == 3 {
+		if len(others) == few {
 			if err := os.WriteFile(met, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}

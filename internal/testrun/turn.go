@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// packagesAtOnce is how many packages are tested at once. Two of them alone leave the
-// processor idle while its tests wait; more would slow each other down. Packages are compiled
+// packagesAtOnce is how many packages are tested at once. Fewer of them leave the two
+// processors idle while their tests wait; more would slow each other down. Packages are compiled
 // at the same time. go test has no setting for this, so its -exec runs each test binary through
 // this command, which first locks a byte of a file.
-const packagesAtOnce = 3
+const packagesAtOnce = 4
 
 // turnFlag is how go test -exec calls this command: -turn FILE BINARY ARGUMENTS...
 const turnFlag = "-turn"
