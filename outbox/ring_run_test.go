@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -40,10 +39,7 @@ type ringRun struct {
 
 func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 	t.Parallel()
-	truncations := int64(8)
-	if os.Getenv("ONCEMILL_LONG") != "" {
-		truncations = 200
-	}
+	truncations, few := testserver.Rounds[int64](4, 200), testserver.Rounds[int64](3, 5)
 	r := &ringRun{fixture: ring(t), committed: map[string]bool{}, delivered: map[string]bool{}}
 	r.db.SetMaxOpenConns(20)
 	r.spread(t)
@@ -83,7 +79,7 @@ func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 	// Only a run that has been everywhere means anything.
 	been, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 	testserver.Poll(been, func() bool {
-		return t.Failed() || r.truncated.Load() >= truncations && r.turns.Load() >= 8 && r.late.Load() >= 5 && r.rollbacks.Load() >= 5
+		return t.Failed() || r.truncated.Load() >= truncations && r.turns.Load() >= 8 && r.late.Load() >= few && r.rollbacks.Load() >= few
 	})
 	cancel()
 	r.stop()
@@ -94,7 +90,7 @@ func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 	}
 	t.Logf("%d messages, %d turns, %d truncations, %d late commits, %d rollbacks",
 		len(r.committed), r.turns.Load(), r.truncated.Load(), r.late.Load(), r.rollbacks.Load())
-	if r.truncated.Load() < truncations || r.turns.Load() < 8 || r.late.Load() < 5 || r.rollbacks.Load() < 5 {
+	if r.truncated.Load() < truncations || r.turns.Load() < 8 || r.late.Load() < few || r.rollbacks.Load() < few {
 		t.Error("the run has not been everywhere: it shows nothing")
 	}
 	for id := range r.committed {

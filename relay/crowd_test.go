@@ -41,6 +41,7 @@ type attendant struct {
 // a beat, or two leases if another worker dies meanwhile, and nothing is sent twice but
 // what a dead worker had in flight.
 func TestRelay_SharesLanesWhateverBecomesOfItsWorkers(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	o := ordeal{seed: seed(t)}
 	eachDatabase(t, func(t *testing.T, p testDB) {

@@ -18,6 +18,7 @@ import (
 // same time. Each message arrives, each dead letter is replayed once and audited once, and the
 // counts are right.
 func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
+	testserver.NeedsLong(t)
 	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) { // what differs is in internal/dlqstore
 		const groups = 40
 		// The rate leaves the kill some seconds to come in the middle.

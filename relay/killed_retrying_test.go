@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -113,6 +114,7 @@ func oneMoment(all []step, rng *rand.Rand) []step {
 // dead and delivered, keys keep their order, and nobody pays for it who had no
 // part in it.
 func TestRelay_SurvivesAKillAtEachStepOfParking(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	o := ordeal{seed: seed(t)}
 	const streams = 2 // at a time; each has a database of its own

@@ -58,6 +58,7 @@ func TestRelay_DeliversBesideLockedRows(t *testing.T) {
 
 // Somebody locks a table. What does not need it goes on, and everything when it is free.
 func TestRelay_DeliversBesideALockedTable(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	type lock struct {
 		table, mode string

@@ -20,6 +20,7 @@ import (
 // A message takes longer on its way from the database than a call may, for both workers.
 // It comes in pieces; the others of its worker wait little, and nobody is unfit.
 func TestRelay_DeliversALargeMessageOverASlowWay(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	cases := map[string]int32{"after a failure": 1}
 	if long() {

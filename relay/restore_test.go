@@ -143,6 +143,7 @@ func subscribe(t testing.TB, p testDB, publisher, subscriber *testserver.Postgre
 // being deleted and moved, here and there. On the subscriber, to which sequences do
 // not come, a relay refuses to work until they are repaired.
 func TestRelay_WorksWithAllTablesPublishedAndOnTheSubscriberOnceRepaired(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	publisher, subscriber := testserver.PrivatePostgres(t, "wal_level=logical"), testserver.PrivatePostgres(t)
 	p := onServer(t, publisher)
@@ -276,6 +277,7 @@ func (c *complaints) all() []string {
 // PostgreSQL stops at once, in the middle of the traffic, and stays away for
 // longer than all leases.
 func TestRelay_ResumesAfterPostgresWasAway(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	outage := 4 * time.Second
 	if os.Getenv("ONCEMILL_LONG") == "1" {

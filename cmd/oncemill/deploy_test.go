@@ -267,6 +267,7 @@ func faster(t *testing.T, rules string) string {
 
 // A real Prometheus scrapes real workers. Each rule fires for its fault, and no other rule does.
 func TestDeploy_EachAlertFiresForItsFaultAlone(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	text, err := os.ReadFile("../../deploy/oncemill.rules.yml")
 	if err != nil {

@@ -37,6 +37,7 @@ func (s *shutter) Close() error { return nil }
 // A replay job and its progress, on a real relay. How fast it is differs each time, so the kept
 // recording has to fit its terminal, and the end has to be right.
 func TestRecordings_FollowAReplayJob(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	const dead = 600
 	for _, columns := range []int{80, 120} {

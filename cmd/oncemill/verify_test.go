@@ -212,6 +212,7 @@ func TestVerifyCommand_PassesAndLeavesNothingBehind(t *testing.T) {
 // Triggers of the test break two promises: rows vanish from the outbox, and the inbox forgets
 // which messages it has handled, one of which is delivered again.
 func TestVerifyCommand_NamesWhatIsBroken(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	at := newTarget(t)
 	cmd, output := at.command("--patience", "5s")

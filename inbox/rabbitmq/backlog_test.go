@@ -112,6 +112,7 @@ func withLetters(t *testing.T) (testserver.PG, *dlq.Store) {
 // The rate of others beside a message that fails as the defaults have it, and all that
 // follows it, is that without, in the same seconds on the same machine.
 func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)

@@ -151,9 +151,9 @@ func (p *placed) places() map[string]int {
 	return a.shardsOf(placedShards, 3*placedKeys)
 }
 
-// expectKept checks that each key still has its shard after the node was restarted, and that
+// expectKept checks that each key still has its shard after the broker was restarted, and that
 // consumers of shards go on. If RabbitMQ has restored the binding of a queue behind the others,
-// it restarts the node again.
+// it restarts the broker again.
 func (p *placed) expectKept() {
 	p.t.Helper()
 	for restart := 1; ; restart++ {
@@ -177,8 +177,8 @@ func (p *placed) expectKept() {
 		if restart == 3 {
 			p.t.Fatalf("each restart gives %d of %d keys another shard", moved, placedKeys)
 		}
-		p.node.Stop()
-		p.node.Start()
+		p.node.StopApp()
+		p.node.StartApp()
 	}
 	deliverAll(p.t, newAdmin(p.t, p.node.URI()), "returns", p.out, placedKeys)
 }

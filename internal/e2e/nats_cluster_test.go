@@ -38,9 +38,7 @@ import (
 // relay.FromPublisher and before an inbox, nothing is lost, doubled or reordered while the
 // leader is killed, frozen, and each node is restarted.
 func TestFromPublisher_OnAClusterOfJetStream(t *testing.T) {
-	if !long {
-		t.Skip("a cluster, in make test-long")
-	}
+	testserver.NeedsLong(t)
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {

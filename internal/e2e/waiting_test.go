@@ -32,6 +32,7 @@ import (
 // TestWaiting relays messages beside very many that wait. With ONCEMILL_LONG the sizes are those
 // of the documents, and each kind of waiting messages has its place; otherwise all share one.
 func TestWaiting(t *testing.T) {
+	testserver.NeedsLong(t)
 	t.Parallel()
 	topics, rows, mebibytes, each := 1000, 3000, 64, 10*time.Second // shorter ones count the first attempts
 	if long {

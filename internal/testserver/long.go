@@ -10,6 +10,15 @@ import (
 // test runs fewer rounds or cells, so that make test takes minutes.
 func Long() bool { return os.Getenv("ONCEMILL_LONG") != "" }
 
+// NeedsLong skips a test that takes too much for make test. What it shows in full, quicker tests,
+// the simulation or the crucible show in part. .ci/skips names it, too.
+func NeedsLong(t testing.TB) {
+	t.Helper()
+	if !Long() {
+		t.Skip("in make test-long (ONCEMILL_LONG=1)")
+	}
+}
+
 // Rounds returns the number of rounds for make test, or for a long run.
 func Rounds[N any](short, long N) N {
 	if Long() {

@@ -82,11 +82,13 @@ func keepsItsQueues(t *testing.T, server *testserver.RabbitServer) {
 		t.Error("accepts connections after StopApp")
 	}
 	server.StartApp()
-	server.Kill()
-	if _, err := amqp.Dial(server.URI()); err == nil {
-		t.Error("accepts connections after Kill")
+	if testserver.Long() { // starting it takes seconds
+		server.Kill()
+		if _, err := amqp.Dial(server.URI()); err == nil {
+			t.Error("accepts connections after Kill")
+		}
+		server.Start()
 	}
-	server.Start()
 	if _, err := dial(t, server.URI()).QueueDeclarePassive("orders", true, false, false, false, nil); err != nil {
 		t.Errorf("the durable queue is gone: %v", err)
 	}

@@ -75,12 +75,9 @@ func movesEachEnvelopeOnceThroughKills(t *testing.T, server *testserver.Postgres
 	if err != nil {
 		t.Fatal(err)
 	}
-	kills, least := 0, 2000
-	if os.Getenv("ONCEMILL_LONG") != "" {
-		least = 50_000
-	}
+	kills, least, most := 0, testserver.Rounds(1000, 50_000), testserver.Rounds(10, 15)
 	// Longer than a process takes to begin, shorter than it takes to be done.
-	for life := 40 * time.Millisecond; len(s.taken(t)) < least || kills < 15; kills++ {
+	for life := 40 * time.Millisecond; len(s.taken(t)) < least || kills < most; kills++ {
 		cmd := exec.Command(os.Args[0])
 		var stderr bytes.Buffer
 		cmd.Env, cmd.Stderr = append(os.Environ(), intakeEnv+"="+string(text)), &stderr

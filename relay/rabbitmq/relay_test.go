@@ -180,7 +180,7 @@ func resumesWithoutCountingAFailure(t *testing.T, node *testserver.RabbitServer)
 
 	p.commit(t, backlog)
 	eventually(t, "some are delivered", func() bool { return p.outcomes(t, "confirmed") > 100 })
-	node.Stop()
+	node.StopApp()
 	p.commit(t, backlog)
 	begin, owed := time.Now(), p.owed(t)
 	testserver.Pause(t.Context(), outage)
@@ -191,7 +191,7 @@ func resumesWithoutCountingAFailure(t *testing.T, node *testserver.RabbitServer)
 		t.Error("nothing was unavailable: there was no outage")
 	}
 	confirmed := p.outcomes(t, "confirmed")
-	node.Start() // returns when it answers
+	node.StartApp() // returns when it answers
 	ended := time.Now()
 	eventually(t, "a message is confirmed", func() bool { return p.outcomes(t, "confirmed") > confirmed })
 	took := time.Since(ended)
