@@ -137,7 +137,7 @@ func (l *Line) take(ctx context.Context, db *sql.DB, wait time.Duration) (conn *
 		return nil, ctx.Err() == nil && limited.Err() != nil, err
 	}
 	var driverConn any
-	_ = conn.Raw(func(c any) error { driverConn = c; return nil }) // fails for a bad connection, which BEGIN finds too
+	_ = Raw(conn, func(c any) error { driverConn = c; return nil }) // fails for a bad connection, which BEGIN finds too
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -187,7 +187,7 @@ func (l *Line) Raw(f func(driverConn any) error) error {
 		return sql.ErrConnDone
 	}
 	var failed error
-	err := conn.Raw(func(c any) error {
+	err := Raw(conn, func(c any) error {
 		// sql.Conn.Raw waits for the end of the transaction after a panic or driver.ErrBadConn.
 		failed = nopanic.Call(func() error { return f(c) })
 		return nil
@@ -218,7 +218,19 @@ func (l *Line) Close() {
 
 // giveUp removes a connection from the pool.
 func giveUp(conn *sql.Conn) {
-	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	_ = Raw(conn, func(any) error { return driver.ErrBadConn })
+}
+
+// Raw is conn.Raw for an f that does not panic. Where conn is closed in the same moment, as when the
+// context of its transaction ends, sql.Conn.Raw (Go 1.26) may find it open and then use a nil
+// connection. Then it is closed.
+func Raw(conn *sql.Conn, f func(driverConn any) error) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = sql.ErrConnDone
+		}
+	}()
+	return conn.Raw(f)
 }
 
 // discard removes the line's connection from the pool. The line may get another.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -113,4 +114,37 @@ func TestLine_ReplacesIdleConnectionsThatAnswerNoPing(t *testing.T) {
 	}
 	_ = tx.Rollback()
 	line.Close()
+}
+
+// A connection may be closed in the moment in which it is used: by database/sql, for example, when the
+// context of its transaction ends.
+func TestRaw_OfAConnectionThatIsBeingClosed(t *testing.T) {
+	t.Parallel()
+	db := sql.OpenDB(&broken{})
+	defer db.Close()
+	db.SetMaxOpenConns(1)
+	closed := 0
+	use := func(conn *sql.Conn) (err error) {
+		defer func() {
+			if v := recover(); v != nil {
+				t.Fatalf("panicked: %v", v)
+			}
+		}()
+		return bounded.Raw(conn, func(any) error { return nil })
+	}
+	for range 50_000 {
+		conn, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var closing sync.WaitGroup
+		closing.Go(func() { _ = conn.Close() })
+		if err := use(conn); errors.Is(err, sql.ErrConnDone) {
+			closed++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		closing.Wait()
+	}
+	t.Logf("%d times it was closed before", closed)
 }

@@ -103,10 +103,11 @@ func TestCommit_WithoutAnswerIsUnknownAndContinues(t *testing.T) {
 func TestDo_WithoutAnswerAbandonsTheTransaction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	tx := f.begin(ctx, t)
 	f.proxy.Silence(statement("select"), 1)
+	time.AfterFunc(300*time.Millisecond, cancel)
 	_, err := boundtx.Wait(ctx, tx, func() (sql.Result, error) { return tx.Raw.ExecContext(ctx, `select 1`) })
 	if err == nil {
 		t.Error("a silent server has answered")

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"reflect"
+
+	"github.com/oncemill/oncemill/internal/bounded"
 )
 
 // BeginTx begins a transaction for a caller's statements. It ends with Commit or Release,
@@ -41,7 +43,7 @@ func (w *Writer) Commit() error {
 // It uses reflection, since an import would register the driver in every program:
 // modernc.org/sqlite takes a func() int32, mattn/go-sqlite3 a func() int.
 func hookCommits(conn *sql.Conn, allowed func() bool) {
-	_ = conn.Raw(func(driverConn any) error { // fails if the connection is gone
+	_ = bounded.Raw(conn, func(driverConn any) error { // fails if the connection is gone
 		for wrapper, ok := driverConn.(rawer); ok; wrapper, ok = driverConn.(rawer) {
 			driverConn = wrapper.Raw()
 		}
