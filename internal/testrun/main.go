@@ -2,10 +2,10 @@
 // packages at a time. It fails if a test fails, if a test is skipped that is not listed, or if
 // a module has no tests.
 //
-//	go run ./internal/testrun [-skips FILE] [-packages LIST] [flags of go test]
+//	go run ./internal/testrun [-skips FILES] [-packages LIST] [flags of go test]
 //
-// FILE lists the tests that may be skipped, one "package.TestName" a line, with the reason
-// after a #. "package.TestName/*" means all subtests of a test. With a LIST, separated by commas,
+// FILES, separated by commas, list the tests that may be skipped, one "package.TestName" a line, with
+// the reason after a #. "package.TestName/*" means all subtests of a test. With a LIST, too,
 // only these packages of the module in this directory are tested.
 package main
 

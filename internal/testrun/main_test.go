@@ -77,12 +77,14 @@ func TestRun_FailsOnASkipThatIsNotListed(t *testing.T) {
 
 func TestRun_AcceptsAListedSkip(t *testing.T) {
 	t.Parallel()
+	none := filepath.Join(t.TempDir(), "none")
+	write(t, filepath.Dir(none), map[string]string{"none": "# none\n"})
 	for name, accepted := range map[string]bool{"TestSkips/inner": true, "TestSkips/*": true, "TestSkips": false, "TestOther/*": false} {
 		list := filepath.Join(t.TempDir(), "skips")
 		if err := os.WriteFile(list, []byte("# why\nexample.com/probe."+name+" # a feature flag\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := runIn(t, tests(passing+skipping), "-skips", list); (err == nil) != accepted || accepted && !strings.Contains(out, "skipped=1") {
+		if out, err := runIn(t, tests(passing+skipping), "-skips", none+","+list); (err == nil) != accepted || accepted && !strings.Contains(out, "skipped=1") {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
 	}
@@ -128,6 +130,40 @@ func TestRun_ShowsAPanicAndACompilerError(t *testing.T) {
 	out, err = runIn(t, tests("func TestX(t *testing.T) { undefinedName() }\n"))
 	if err == nil || !strings.Contains(out, "undefinedName") {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// go test takes what a process writes when it dies for that of a test that has passed.
+func TestRun_ShowsWhyAProcessDied(t *testing.T) {
+	t.Parallel()
+	for how, die := range map[string]string{"torn": `panic("torn")`, "signal: killed": `syscall.Kill(syscall.Getpid(), syscall.SIGKILL)`} {
+		out, err := runIn(t, map[string]string{"probe_test.go": `package probe
+
+import (
+	"syscall"
+	"testing"
+	"time"
+)
+
+var _ = syscall.Kill
+
+func TestDies(t *testing.T) {
+	for _, name := range []string{"passes", "hangs"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name == "hangs" {
+				time.Sleep(time.Second)
+				` + die + `
+			}
+			time.Sleep(100 * time.Millisecond)
+			t.Log("goes on")
+		})
+	}
+}
+`})
+		if err == nil || !strings.Contains(out, how) {
+			t.Errorf("%v\n%s", err, out)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -104,6 +105,10 @@ func (r *report) take(e event) {
 	}
 }
 
+// ofTheProcess matches a line that is not about the test that go test takes it for, which may have
+// passed: how the process of a package ended, and a race, for which another test fails.
+var ofTheProcess = regexp.MustCompile(`DATA RACE|^(exit status|signal:|panic:|fatal error:) `)
+
 func (r *report) testDone(e event, p *packageRun) {
 	name := e.Package + "." + e.Test
 	switch {
@@ -112,8 +117,8 @@ func (r *report) testDone(e event, p *packageRun) {
 		return
 	case e.Action == "pass":
 		p.passed++
-		if slices.ContainsFunc(p.output[e.Test], func(line string) bool { return strings.Contains(line, "DATA RACE") }) {
-			return // it was written while another test, which fails for it, ran
+		if slices.ContainsFunc(p.output[e.Test], ofTheProcess.MatchString) {
+			return
 		}
 	case r.allowed.allow(name):
 		p.skipped++

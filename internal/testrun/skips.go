@@ -14,16 +14,18 @@ func (s skips) allow(name string) bool {
 	return s[name] || s[path.Dir(name)+"/*"]
 }
 
-func readSkips(file string) (skips, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
+func readSkips(files string) (skips, error) {
 	allowed := skips{}
-	for line := range strings.Lines(string(text)) {
-		name, _, _ := strings.Cut(line, "#")
-		if name = strings.TrimSpace(name); name != "" {
-			allowed[name] = true
+	for file := range strings.SplitSeq(files, ",") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(text)) {
+			name, _, _ := strings.Cut(line, "#")
+			if name = strings.TrimSpace(name); name != "" {
+				allowed[name] = true
+			}
 		}
 	}
 	return allowed, nil
