@@ -21,12 +21,13 @@ MEMORY := $(shell scripts/memory.sh)
 ifneq ($(MEMORY),)
 export ONCEMILL_SERVERS_DIR ?= $(MEMORY)/oncemill-servers
 endif
-# Starts the servers that are missing and runs tests; the argument is for internal/testrun and go
+# Starts the servers that are missing and runs tests; the argument begins with the files of tests that
+# may be skipped, the rest is for internal/testrun and go
 # test. make check vets the tests, too. Without what a debugger reads, linking takes two thirds of the
 # time. Most tests wait more than they compute, so four of a package run at a time.
 run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && \
 	dir=$$(mktemp -d $(or $(MEMORY),$${TMPDIR:-/tmp})/oncemill-test-XXXXXX) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && \
-	GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=$$dir go run ./internal/testrun -skips .ci/skips $(1) -vet=off -ldflags='-s -w' -count=1 -p=4 -parallel=4
+	GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=$$dir go run ./internal/testrun -skips $(1) -vet=off -ldflags='-s -w' -count=1 -p=4 -parallel=4
 
 # The packages whose goroutines share memory, those that take longest first. All others run with the
 # race detector each night.
@@ -90,16 +91,16 @@ crucible-cluster: ## the same workload on three nodes of PostgreSQL, synchronous
 ##@ what contributors run
 
 .PHONY: test
-test: ## every test of every module; starts what is missing
-	@$(call run-tests,-timeout=80m)
+test: ## the tests of every module, except for those that take long; starts what is missing
+	@$(call run-tests,.ci/skips$(comma).ci/skips-short -timeout=80m)
 
 .PHONY: test-race
 test-race: ## the tests of the packages whose goroutines share memory, with the race detector
-	@$(call run-tests,-packages $(call listed,$(RACED)) $(race) -timeout=80m)
+	@$(call run-tests,.ci/skips$(comma).ci/skips-short -packages $(call listed,$(RACED)) $(race) -timeout=80m)
 
 .PHONY: test-long
 test-long: ## every test in full, with the race detector: all cases, long runs, large sizes; takes hours
-	@export ONCEMILL_LONG=1 && $(call run-tests,$(race) -timeout=5h)
+	@export ONCEMILL_LONG=1 && $(call run-tests,.ci/skips $(race) -timeout=5h)
 
 .PHONY: sim
 sim: ## visit every state of a small model of the relay; run the relay through 50,000 random schedules, inbox and idempotency through 100,000 each (SCHEDULES=n, SHORT_SCHEDULES=n; SEED=n for the first)

@@ -431,3 +431,35 @@ func TestMigrate_BoundsItsIdleTransaction(t *testing.T) {
 		t.Errorf("got %q, %v", idle, err)
 	}
 }
+
+// A publication for all tables refuses to delete from one without a replica identity.
+func TestMigrate_EveryTableHasAReplicaIdentity(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, allSets...); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := pg.DB.QueryContext(t.Context(), `
+		select c.relname, c.relreplident = 'f' or c.relreplident in ('d', 'i') and exists (
+			select from pg_index i where i.indrelid = c.oid and case c.relreplident when 'i' then i.indisreplident else i.indisprimary end)
+		from pg_class c
+		where c.relnamespace = $1::regnamespace and c.relkind = 'r' and c.relpersistence = 'p' -- no others are published`, pg.Config.Schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	tables := 0
+	for ; rows.Next(); tables++ {
+		var table string
+		var has bool
+		if err := rows.Scan(&table, &has); err != nil {
+			t.Fatal(err)
+		}
+		if !has {
+			t.Errorf("%s has no replica identity", table)
+		}
+	}
+	if err := rows.Err(); err != nil || tables < 15 {
+		t.Errorf("%d tables, %v", tables, err)
+	}
+}

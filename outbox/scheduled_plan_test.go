@@ -2,7 +2,6 @@ package outbox_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -76,7 +75,7 @@ func TestPlans_AMillionScheduledMessagesSlowNobody(t *testing.T) {
 		}
 	}
 	half := 50_000
-	if os.Getenv("ONCEMILL_LONG") != "" {
+	if testserver.Long() {
 		half = 500_000
 	}
 	schedule(half, `clock_timestamp() + interval '1 hour' + i * interval '1 millisecond'`)

@@ -87,10 +87,9 @@ func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
 // More keys wait for such messages than a look passes over, small ones and large ones, and
 // among what is left to rounds: others go on, now and while a round goes on.
 func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
-	testserver.NeedsLong(t)
 	onEachPostgres(t, func(t *testing.T, p *fixture) {
-		known := testserver.Rounds(8, 20)
-		refused, waiting := testserver.Rounds(150, 300), testserver.Rounds(2500, 6000) // more than are looked at at a time
+		known := testserver.Rounds(3, 20)
+		refused, waiting := testserver.Rounds(40, 300), testserver.Rounds(700, 6000) // more than are looked at at a time
 		p.refuses(t, known)
 		p.queue.PassOver(known)
 		schedule := func(id, key string, minute, n, bytes int) {

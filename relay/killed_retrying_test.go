@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -97,18 +96,6 @@ func (p testDB) steps() []step {
 	return steps
 }
 
-// oneMoment keeps one moment of each step.
-func oneMoment(all []step, rng *rand.Rand) []step {
-	var kept []step
-	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for _, s := range all {
-		if !slices.ContainsFunc(kept, func(k step) bool { return k.Name == s.Name }) {
-			kept = append(kept, s)
-		}
-	}
-	return kept
-}
-
 // A worker dies at each step of parking, un-parking, dead-lettering, and of what
 // operators want done. Whoever takes over goes on: nothing is lost, nothing is both
 // dead and delivered, keys keep their order, and nobody pays for it who had no
@@ -116,16 +103,11 @@ func oneMoment(all []step, rng *rand.Rand) []step {
 func TestRelay_SurvivesAKillAtEachStepOfParking(t *testing.T) {
 	testserver.NeedsLong(t)
 	t.Parallel()
-	o := ordeal{seed: seed(t)}
 	const streams = 2 // at a time; each has a database of its own
 	for stream := range streams {
 		eachDatabase(t, func(t *testing.T, p testDB) {
-			steps := p.steps()
-			if !long() {
-				steps = oneMoment(steps, o.random("steps"))[:6] // others the next time
-			}
 			c := newCasualty(t, p)
-			for i, s := range steps {
+			for i, s := range p.steps() {
 				if i%streams == stream && !t.Failed() {
 					c.round(t, s)
 				}

@@ -74,7 +74,7 @@ func TestRelay_ChargesNobodyForAKilledWorker(t *testing.T) {
 	t.Parallel()
 	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		kills, crashes := 2, 0
-		if long() {
+		if testserver.Long() {
 			kills = 20
 		}
 		p.watchCharges(t)

@@ -81,9 +81,6 @@ func TestRelay_DeliversBesideALockedTable(t *testing.T) {
 		{"relay_workers", "share", false},
 		{"migrations", "access exclusive", true}, // as long as no connection is lost
 	}
-	if !long() {
-		locks = []lock{{"scheduled", "access exclusive", true}, {"parked", "share", true}}
-	}
 	name := func(l lock) string { return l.table + " in " + l.mode + " mode" }
 	together(t, 3, locks, name, func(t *testing.T, l lock) {
 		p := onPostgres(t)
@@ -99,7 +96,7 @@ func TestRelay_DeliversBesideALockedTable(t *testing.T) {
 			stop()
 			unlock := p.lock(t, `lock table {{`+l.table+`}} in `+l.mode+` mode`)
 			var all []*message.Message
-			for i := range testserver.Rounds(5, 20) {
+			for i := range 20 {
 				more := spread(40, 1)
 				for _, m := range more {
 					m.UUID = fmt.Sprint("beside", i, "/", m.UUID)
@@ -112,7 +109,7 @@ func TestRelay_DeliversBesideALockedTable(t *testing.T) {
 			f.add(all)
 			begin := f.clock.Load()
 			until(t, "they are delivered beside the lock", func() bool { return f.missing(all) == 0 }, func() int64 { return int64(f.wire.count()) })
-			if took := f.clock.Load() - begin; took > 2*15 && long() {
+			if took := f.clock.Load() - begin; took > 2*15 {
 				t.Errorf("their delivery took %.1f leases", leases(took))
 			}
 			unlock()
@@ -166,7 +163,7 @@ func TestRelay_StopsWhileItsDatabaseIsSilent(t *testing.T) {
 		"heartbeats": {"with alive as ("},
 		"limits":     {"set local lock_timeout"},
 	}
-	if !long() {
+	if !testserver.Long() {
 		delete(ends, "reads")
 		delete(ends, "limits")
 	}

@@ -22,11 +22,7 @@ import (
 func TestRelay_DeliversALargeMessageOverASlowWay(t *testing.T) {
 	testserver.NeedsLong(t)
 	t.Parallel()
-	cases := map[string]int32{"after a failure": 1}
-	if long() {
-		cases["at once"] = 0
-	}
-	for name, failures := range cases {
+	for name, failures := range map[string]int32{"at once": 0, "after a failure": 1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			deliverLarge(t, failures)
@@ -34,7 +30,7 @@ func TestRelay_DeliversALargeMessageOverASlowWay(t *testing.T) {
 	}
 }
 
-// deliverLarge has a message of 12 MiB (6 in short) delivered after attempts that fail; then it comes from
+// deliverLarge has a message of 12 MiB delivered after attempts that fail; then it comes from
 // where it waits.
 func deliverLarge(t *testing.T, failures int32) {
 	t.Helper()
@@ -42,7 +38,7 @@ func deliverLarge(t *testing.T, failures int32) {
 	f := newVariety(p.beatsOf(t, "b"))
 	var came atomic.Bool
 	var attempts atomic.Int32
-	payload := make([]byte, testserver.Rounds(6, 12)<<20)
+	payload := make([]byte, 12<<20)
 	if _, err := rand.Read(payload); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +85,7 @@ func deliverLarge(t *testing.T, failures int32) {
 	}
 	gap, which := f.longest(begin, sameLane)
 	t.Logf("the message took %.1f leases; the longest delay of one of another lane was %.1f, of %s; lanes %v", leases(took), leases(gap), which, p.shares(t))
-	if long() && (gap > 2*15 || strings.Contains(log.String(), "unfit")) {
+	if gap > 2*15 || strings.Contains(log.String(), "unfit") {
 		t.Errorf("message %s took %.1f leases, or a worker was unfit:\n%s", which, leases(gap), tail(log.String(), 3000))
 	}
 }

@@ -36,8 +36,6 @@ func seed(t testing.TB) uint64 {
 	return s
 }
 
-func long() bool { return os.Getenv("ONCEMILL_LONG") == "1" }
-
 // ordeal is one run of the property test: writers of all kinds against worker
 // processes that are killed, stopped and replaced.
 type ordeal struct {
@@ -63,11 +61,11 @@ func (o ordeal) random(stream string) *rand.Rand {
 func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		testDB: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 2500 * time.Millisecond,
+		testDB: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 4 * time.Second,
 		writers: testserver.Rounds(6, 8), hold: 600 * time.Millisecond, bulk: 60, late: leastLate,
 		spec: workerSpec{Lease: time.Second, Window: 64, Batch: 16},
 	}
-	if long() {
+	if testserver.Long() {
 		o.duration = 3 * time.Minute
 	}
 	b, naive := o.run(t)
@@ -91,11 +89,11 @@ func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 func TestRelay_KeepsItsPromisesOnSQLite(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		testDB: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 2500 * time.Millisecond,
+		testDB: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 4 * time.Second,
 		writers: testserver.Rounds(2, 3), hold: 30 * time.Millisecond, bulk: 20,
 		spec: workerSpec{Lease: 2 * time.Second, Window: 64, Batch: 8},
 	}
-	if long() {
+	if testserver.Long() {
 		o.duration = 3 * time.Minute
 	}
 	b, _ := o.run(t)
@@ -115,7 +113,7 @@ func TestRelay_KeepsItsPromisesInOtherOrders(t *testing.T) {
 		"pipelined, no faults": {spec: workerSpec{Order: relay.OrderPerKeyPipelined}, faultless: true},
 		"none":                 {spec: workerSpec{Order: relay.OrderNone}},
 	} {
-		if o.faultless && !long() {
+		if o.faultless && !testserver.Long() {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +121,7 @@ func TestRelay_KeepsItsPromisesInOtherOrders(t *testing.T) {
 			o.testDB, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 2*time.Second
 			o.writers, o.hold, o.bulk = testserver.Rounds(2, 4), 10*time.Millisecond, 30
 			o.spec.Lease, o.spec.Window, o.spec.Batch = time.Second, 64, 16
-			if long() {
+			if testserver.Long() {
 				o.duration = time.Minute
 			}
 			o.run(t)

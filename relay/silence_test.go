@@ -164,7 +164,7 @@ func TestRelay_DeliversWhateverStatementIsSilenced(t *testing.T) {
 	// CI sees that everything is delivered, for some kinds; how soon is for a quiet
 	// machine, with ONCEMILL_LONG.
 	brief := []string{"another attempt", "guard"}
-	kinds := slices.DeleteFunc(slices.Clone(silences), func(s silencing) bool { return !long() && !slices.Contains(brief, s.kind) })
+	kinds := slices.DeleteFunc(slices.Clone(silences), func(s silencing) bool { return !testserver.Long() && !slices.Contains(brief, s.kind) })
 	together(t, 3, kinds, func(s silencing) string { return s.kind }, func(t *testing.T, s silencing) { s.run(t) })
 }
 
@@ -287,7 +287,7 @@ func (s silencing) run(t *testing.T) {
 	until(t, "the silence lasts three leases", func() bool { return clock.Load() > silent+3*lease }, clock.Load)
 	gap, which := f.longest(silent, nil)
 	t.Logf("%s: %d connections silenced; the longest delay was %.1f leases, of %s; lanes %v", s.kind, proxy.Silenced(), leases(gap), which, p.shares(t))
-	if long() && gap > 2*lease+lease/2 { // two leases, and some time for a busy machine to do it
+	if testserver.Long() && gap > 2*lease+lease/2 { // two leases, and some time for a busy machine to do it
 		t.Errorf("message %s took %.1f leases", which, leases(gap))
 	}
 
@@ -299,7 +299,7 @@ func (s silencing) run(t *testing.T) {
 	until(t, "the worker has lanes again and delivers", func() bool { return both() && f.wire.by()["a"] > before }, clock.Load)
 	back := clock.Load() - ended
 	t.Logf("%s: back after %v of heartbeats", s.kind, time.Duration(back)*beatEvery)
-	if long() && back > int64(10*time.Second/beatEvery) {
+	if testserver.Long() && back > int64(10*time.Second/beatEvery) {
 		t.Errorf("the worker was back after %v", time.Duration(back)*beatEvery)
 	}
 	stop()

@@ -23,7 +23,7 @@ func TestSteer_PausesATopicUnderLoad(t *testing.T) {
 	t.Parallel()
 	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		during, perSecond, backlog := testserver.Rounds(4*time.Second, time.Minute), testserver.Rounds(100, 300), testserver.Rounds(1000, 3000)
-		if long() && p.postgres() {
+		if testserver.Long() && p.postgres() {
 			backlog = 100_000
 		}
 		control, box, sink := p.control(t), p.box(t), newCounting()
@@ -89,7 +89,7 @@ func TestSteer_PausesATopicUnderLoad(t *testing.T) {
 			t.Errorf("%d of the paused topic were sent later than 2 s after", n)
 		}
 		t.Logf("%.0f %% of the others were delivered at once while %d and more waited", 100*free, backlog)
-		if long() && free < 0.9 { // in a few seconds, a delay of the machine is more
+		if testserver.Long() && free < 0.9 { // in a few seconds, a delay of the machine is more
 			t.Errorf("only %.0f %% of the others were delivered while a topic was paused", 100*free)
 		}
 		written := others.Load()

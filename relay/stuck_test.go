@@ -172,7 +172,7 @@ func TestRelay_DeadTopicsDelayNobody(t *testing.T) {
 	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) { // on SQLite there is TestRelay_LooksBehindWhatIsYetToFail
 		const size = 2 << 10
 		topics := 500
-		if long() {
+		if testserver.Long() {
 			topics = 5000
 		}
 		var tried atomic.Int64
@@ -239,7 +239,7 @@ func TestRelay_ABacklogBehindAFailureDelaysNoOtherKey(t *testing.T) {
 	t.Parallel()
 	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) {
 		rows := testserver.Rounds(1_500, 4_000)
-		if long() && p.postgres() {
+		if testserver.Long() && p.postgres() {
 			rows = 20_000
 		}
 		keys := keysOfLane(5, 11)

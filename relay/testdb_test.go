@@ -54,7 +54,7 @@ func eachDatabase(t *testing.T, test func(t *testing.T, p testDB)) {
 // each in a long run. Most tests of relays do: what the databases do differently is in the
 // tests of internal/relaystore and internal/outboxstore, which always run on both.
 func oneDatabase(t *testing.T, name string, test func(t *testing.T, p testDB)) {
-	if long() {
+	if testserver.Long() {
 		eachDatabase(t, test)
 		return
 	}

@@ -80,7 +80,9 @@ down() {
 	local dir
 	lock up
 	while read -r dir; do remove "$dir"; done < <(instances)
+	lock initdb
 	rm -rf "$BASE"/initdb-*
+	unlock initdb
 	unlock up
 }
 

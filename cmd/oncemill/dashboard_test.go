@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -226,19 +227,66 @@ func expectKeys(t *testing.T, of string, found map[string]json.RawMessage, known
 	}
 }
 
-// expectQueries asks a Prometheus whether it understands them.
+// expectQueries asks a Prometheus whether it understands them. It does not start with a rule that it
+// does not understand.
 func expectQueries(t *testing.T, queries []string) {
 	t.Helper()
-	dir := t.TempDir()
-	config, rules := filepath.Join(dir, "prometheus.yml"), filepath.Join(dir, "rules.yml")
-	for name, content := range map[string]string{config: "rule_files: [rules.yml]\n", rules: "groups: []\n"} {
-		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	config := filepath.Join(t.TempDir(), "prometheus.yml")
+	if err := os.WriteFile(config, []byte("rule_files: [rules.yml]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rules, err := filepath.Abs("../../deploy/oncemill.rules.yml")
+	if err != nil {
+		t.Fatal(err)
 	}
 	api := prometheusAPI{t, testserver.PrivatePrometheus(t, config, rules).URL()}
 	testserver.Eventually(t, "Prometheus answers", func() bool { return len(api.query("vector(1)")) == 1 })
 	for _, query := range queries {
 		api.query(strings.NewReplacer("$__rate_interval", "1m", "$job", "a|b", "$services", ".*").Replace(query))
 	}
+}
+
+// That they have values is for TestDeploy_EachAlertFiresForItsFaultAlone.
+func TestDeploy_MetricsAreThoseOfTheSource(t *testing.T) {
+	t.Parallel()
+	inSource := map[string]bool{}
+	named := regexp.MustCompile(`"((?:oncemill|idempotency)\.[a-z._]+)"`)
+	err := filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, name := range named.FindAllStringSubmatch(string(text), -1) {
+			inSource[strings.ReplaceAll(name[1], ".", "_")] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	suffix := regexp.MustCompile(`(_seconds)?(_total|_bucket)?$`) // Prometheus has the unit and the kind, too
+	names := deployedMetrics(t)
+	for _, name := range names {
+		if !strings.HasPrefix(name, "process_") && !inSource[name] && !inSource[suffix.ReplaceAllString(name, "")] {
+			t.Errorf("the source has no metric %s", name)
+		}
+	}
+	if len(names) < 20 {
+		t.Errorf("only %q", names)
+	}
+}
+
+// deployedMetrics returns the names of the metrics of the rules and the dashboard.
+func deployedMetrics(t *testing.T) []string {
+	t.Helper()
+	var names []string
+	for _, file := range []string{"oncemill.rules.yml", "grafana.json"} {
+		text, err := os.ReadFile(filepath.Join("../../deploy", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, regexp.MustCompile(`\b(?:oncemill|idempotency|process)_[a-z_]*[a-z]\b`).FindAllString(string(text), -1)...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

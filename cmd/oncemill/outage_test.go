@@ -75,9 +75,9 @@ func TestRelayCommand_LogsAnOutageOfRabbitMQInAFewLines(t *testing.T) {
 	}
 	write(2 * time.Second)
 	testserver.Eventually(t, "what was written before is delivered", delivered)
-	broker.StopApp()
+	broker.GoAway()
 	write(away)
-	broker.StartApp()
+	broker.ComeBack()
 	write(2 * time.Second)
 	testserver.Eventually(t, "everything is delivered", delivered)
 	if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {

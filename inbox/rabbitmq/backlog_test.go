@@ -116,9 +116,7 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
-	const prefetch, backlog = 20, 500
-	// In the same time, fewer handlers that take longer compute less.
-	others, work := testserver.Rounds(800, 2500), testserver.Rounds(60*time.Millisecond, 20*time.Millisecond)
+	const prefetch, backlog, others, work = 20, 500, 2500, 20 * time.Millisecond
 	rounds := 0
 	prepare := func(poison bool) (handled *atomic.Int64, begin, end func()) {
 		rounds++

@@ -192,6 +192,7 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 		hang.Store(true)
 		exchange(10) // among them the one that hangs, when it comes again
 	})
+	node.Eval("application:set_env(rabbit, consumer_timeout, 1800000)")
 	t.Run("broker stopped", func(t *testing.T) {
 		node.StopApp()
 		eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
@@ -204,6 +205,7 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 			node.Stop() // it closes connections
 			node.Start()
 			exchange(10)
+			keys.expectKept()
 		})
 		t.Run("connections closed by the broker", func(t *testing.T) {
 			node.Eval(testserver.CloseConnections)
@@ -213,6 +215,7 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 			node.Kill()
 			node.Start()
 			exchange(10)
+			keys.expectKept()
 		})
 	}
 	if err := s.Close(); err != nil {

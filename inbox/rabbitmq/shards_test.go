@@ -177,8 +177,8 @@ func (p *placed) expectKept() {
 		if restart == 3 {
 			p.t.Fatalf("each restart gives %d of %d keys another shard", moved, placedKeys)
 		}
-		p.node.StopApp()
-		p.node.StartApp()
+		p.node.GoAway()
+		p.node.ComeBack()
 	}
 	deliverAll(p.t, newAdmin(p.t, p.node.URI()), "returns", p.out, placedKeys)
 }

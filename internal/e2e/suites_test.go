@@ -5,7 +5,7 @@ type suite struct {
 	name string
 	few  []string // what make test runs: most statements; make test-long runs all but never
 
-	// pooled names those of few that make test runs behind a pooler: they lean on what a session or a
+	// pooled names those that make test runs behind a pooler: they lean on what a session or a
 	// transaction keeps. The statements are those of lib/pq straight to the server.
 	pooled []string
 

@@ -29,15 +29,11 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// TestWaiting relays messages beside very many that wait. With ONCEMILL_LONG the sizes are those
-// of the documents, and each kind of waiting messages has its place; otherwise all share one.
+// TestWaiting relays messages beside very many that wait, as many as in the documents.
 func TestWaiting(t *testing.T) {
 	testserver.NeedsLong(t)
 	t.Parallel()
-	topics, rows, mebibytes, each := 1000, 3000, 64, 10*time.Second // shorter ones count the first attempts
-	if long {
-		topics, rows, mebibytes, each = 100_000, 300_000, 2048, time.Minute
-	}
+	const topics, rows, mebibytes, each = 100_000, 300_000, 2048, time.Minute
 	// A message with a route of its own is refused, and its key is held.
 	refused := func(key string) *message.Message {
 		msg := message.NewMessage(watermill.NewUUID(), nil)
@@ -75,14 +71,6 @@ func TestWaiting(t *testing.T) {
 				w.add(t, "healthy", behind("held"+strconv.Itoa(i%64), 1<<20))
 			}
 		}},
-	}
-	if !long {
-		all := cases
-		cases = []kind{{"all kinds together", func(t *testing.T, w *waiting) {
-			for _, c := range all {
-				c.fill(t, w)
-			}
-		}}}
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) { // one after the other: each is measured
@@ -155,11 +143,8 @@ func (w *waiting) measure(t *testing.T, lasting time.Duration) {
 		rate       = 100 // healthy messages a second
 		mostWasted = 250 // a second; the relay's own bound is 100, and probes of 64 topics come to it
 		mostLate   = time.Second
+		mostMemory = 256 << 10 // KiB
 	)
-	mostMemory := 256 << 10
-	if !long {
-		mostMemory *= 2 // CI's race detector has its own
-	}
 	consumer := w.consume(t)
 	worker := startWorker(t, workerSpec{
 		DSN: w.pg.URL(t, "binary_parameters=yes"), Database: w.pg.Config, AMQP: w.uri, Queues: true,
@@ -207,7 +192,7 @@ func (w *waiting) measure(t *testing.T, lasting time.Duration) {
 	if wasted > mostWasted {
 		t.Errorf("%.0f messages were published in vain a second", wasted)
 	}
-	if long && p99 > mostLate {
+	if p99 > mostLate {
 		t.Errorf("99 of 100 messages came within %v", p99)
 	}
 	worker.end()

@@ -10,8 +10,8 @@ import (
 // test runs fewer rounds or cells, so that make test takes minutes.
 func Long() bool { return os.Getenv("ONCEMILL_LONG") != "" }
 
-// NeedsLong skips a test that takes too much for make test. What it shows in full, quicker tests,
-// the simulation or the crucible show in part. .ci/skips names it, too.
+// NeedsLong skips a test that takes too much for make test. .ci/skips-short names it, and what else
+// shows a part of it.
 func NeedsLong(t testing.TB) {
 	t.Helper()
 	if !Long() {

@@ -47,6 +47,27 @@ func (s *RabbitServer) StartApp() {
 	s.Eval(StartApp)
 }
 
+// GoAway kills the node in a long run; otherwise it stops the broker alone, since a node takes
+// seconds to start. ComeBack starts it again, and returns when it answers.
+func (s *RabbitServer) GoAway() {
+	s.t.Helper()
+	if Long() {
+		s.Kill()
+		return
+	}
+	s.StopApp()
+}
+
+// ComeBack ends GoAway.
+func (s *RabbitServer) ComeBack() {
+	s.t.Helper()
+	if Long() {
+		s.Start()
+		return
+	}
+	s.StartApp()
+}
+
 // RaiseMemoryAlarm makes the node block every connection that publishes.
 func (s *RabbitServer) RaiseMemoryAlarm() {
 	s.t.Helper()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -21,11 +20,9 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-func long() bool { return os.Getenv("ONCEMILL_LONG") == "1" }
-
 // outageTime is how long an outage lasts: seconds, or a minute in a long run.
 func outageTime(short time.Duration) time.Duration {
-	if long() {
+	if testserver.Long() {
 		return time.Minute
 	}
 	return short
@@ -195,7 +192,7 @@ func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, e
 	testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 }, func() int { return p.owedInAll(t) })
 	t.Logf("%v of outage, %d messages owed: the first is confirmed %v after its end, the last %v",
 		outage, owed, took.Round(time.Millisecond), time.Since(ended).Round(time.Millisecond))
-	if long() && took > recovery {
+	if testserver.Long() && took > recovery {
 		t.Errorf("the first message was confirmed %v after the end", took)
 	}
 	p.mustHaveSpentNothing(t)
@@ -218,7 +215,7 @@ func sitsOutAlarms(t *testing.T, node *testserver.RabbitServer) {
 	p := startPath(t, pg.DB, pg.Config, node.URI())
 	outage := outageTime(3 * time.Second)
 	p.sitOut(t, arrived, outage, node.RaiseDiskAlarm, node.ClearDiskAlarm)
-	if long() {
+	if testserver.Long() {
 		p.sitOut(t, arrived, outage, node.RaiseMemoryAlarm, node.ClearMemoryAlarm)
 	}
 	p.finish(t, arrived)
@@ -289,7 +286,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 	}
 	full := amqp.Table{"x-max-length": 100, "x-overflow": "reject-publish"}
 	faults := map[string]fault{"missing queue, keyed": {keys: 2000}}
-	if long() {
+	if testserver.Long() {
 		faults["missing queue, no keys"], faults["full queue, no keys"], faults["full queue, keyed"] = fault{}, fault{queue: full}, fault{keys: 2000, queue: full}
 	}
 	for name, faulty := range faults {
@@ -335,7 +332,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 				len(at), len(committed), at[0].Sub(committed[0]).Round(time.Millisecond), slowest.Round(time.Millisecond), gap.Round(time.Millisecond),
 				p.count(t, `select count(*) from {{parked}}`))
 
-			if len(at) < len(committed)*2/3 || long() && gap > recovery {
+			if len(at) < len(committed)*2/3 || testserver.Long() && gap > recovery {
 				t.Errorf("%d of %d messages of the other topic arrived, with a silence of %v", len(at), len(committed), gap)
 			}
 
@@ -349,7 +346,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 			testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 }, func() int { return p.owedInAll(t) })
 			t.Logf("the stuck topic goes on %v after the end, and nothing is owed after %v",
 				resumed.Round(time.Millisecond), time.Since(ended).Round(time.Millisecond))
-			if long() && resumed > recovery {
+			if testserver.Long() && resumed > recovery {
 				t.Errorf("the stuck topic went on %v after the end", resumed)
 			}
 			p.mustHaveSpentNothing(t)

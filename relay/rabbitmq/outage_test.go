@@ -54,7 +54,7 @@ func TestSink_SurvivesOutages(t *testing.T) {
 	t.Run("messages that are too large", func(t *testing.T) { findsWhatIsTooLarge(t, sink, next(300)) })
 
 	alarms := map[string]struct{ raise, clear func() }{"memory alarm": {node.RaiseMemoryAlarm, node.ClearMemoryAlarm}}
-	if long() { // it is the same to publishers
+	if testserver.Long() { // it is the same to publishers
 		alarms["disk alarm"] = struct{ raise, clear func() }{node.RaiseDiskAlarm, node.ClearDiskAlarm}
 	}
 	for name, alarm := range alarms {
@@ -113,7 +113,7 @@ func TestSink_SurvivesOutages(t *testing.T) {
 		deliver(t, sink, next(50))
 	})
 
-	if !long() { // a node takes seconds to start
+	if !testserver.Long() { // a node takes seconds to start
 		return
 	}
 	t.Run("broker killed", func(t *testing.T) {

@@ -180,7 +180,7 @@ func resumesWithoutCountingAFailure(t *testing.T, node *testserver.RabbitServer)
 
 	p.commit(t, backlog)
 	eventually(t, "some are delivered", func() bool { return p.outcomes(t, "confirmed") > 100 })
-	node.StopApp()
+	node.GoAway()
 	p.commit(t, backlog)
 	begin, owed := time.Now(), p.owed(t)
 	testserver.Pause(t.Context(), outage)
@@ -191,12 +191,12 @@ func resumesWithoutCountingAFailure(t *testing.T, node *testserver.RabbitServer)
 		t.Error("nothing was unavailable: there was no outage")
 	}
 	confirmed := p.outcomes(t, "confirmed")
-	node.StartApp() // returns when it answers
+	node.ComeBack()
 	ended := time.Now()
 	eventually(t, "a message is confirmed", func() bool { return p.outcomes(t, "confirmed") > confirmed })
 	took := time.Since(ended)
 	t.Logf("%v of outage: the first message is confirmed %v after its end", outage, took.Round(time.Millisecond))
-	if long() && took > recovery {
+	if testserver.Long() && took > recovery {
 		t.Errorf("the first message was confirmed %v after the end", took)
 	}
 	p.mustHaveSpentNothing(t)

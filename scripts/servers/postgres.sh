@@ -73,23 +73,25 @@ postgres_program() {
 	}
 }
 
-# postgres_pattern sets REPLY to a cluster that was never started, for copies. Making one takes half
-# a second of a processor, more than a start, and copying it a tenth of that.
-postgres_pattern() {
-	local pattern
-	pattern=$BASE/initdb-$(basename "$(dirname "$(postgres_bin)")")
+POSTGRES_INITDB=(-U postgres -A scram-sha-256 -E UTF8 --locale=C.UTF-8)
+
+# postgres_copy DIR makes DIR/data a copy of a cluster that was never started. Making one takes half a
+# second of a processor, more than a start, and copying it a tenth of that.
+postgres_copy() {
+	local pattern of
+	of=$("$(postgres_bin)/initdb" --version && printf '%s\n' "${POSTGRES_INITDB[@]}" "$POSTGRES_VERIFIER")
+	pattern=$BASE/initdb-$(cksum <<<"$of" | cut -d ' ' -f 1)
 	lock initdb
 	if [[ ! -d $pattern/data ]]; then
 		rm -rf "$pattern"
 		mkdir "$pattern" "$pattern/making"
 		[[ $EUID -ne 0 ]] || chown postgres: "$pattern/making"
 		printf '%s\n' "$POSTGRES_VERIFIER" >"$pattern/password"
-		# --no-sync concerns only these first files; the servers themselves sync.
-		postgres_program "$pattern" initdb -D "$pattern/making/data" -U postgres -A scram-sha-256 --pwfile="$pattern/password" -E UTF8 --locale=C.UTF-8 --no-sync
+		postgres_program "$pattern" initdb -D "$pattern/making/data" "${POSTGRES_INITDB[@]}" --pwfile="$pattern/password"
 		mv "$pattern/making/data" "$pattern/data"
 	fi
+	cp -a "$pattern/data/." "$1/data" # not synced; the servers themselves sync
 	unlock initdb
-	REPLY=$pattern/data
 }
 
 # postgres_create DIR makes the cluster, or a standby of that in FIRST. Roles need
@@ -104,8 +106,7 @@ postgres_create() {
 	if [[ -n ${FIRST:-} ]]; then
 		postgres_program "$dir" pg_basebackup -D "$dir/data" -d "$(postgres_url "$FIRST")" -R -X stream -c fast --no-sync
 	else
-		postgres_pattern
-		cp -a "$REPLY/." "$dir/data"
+		postgres_copy "$dir"
 	fi
 	# A standby has its primary's settings; the last of two counts. Shared memory is in files of the
 	# server's directory: otherwise each server that is killed leaves some in /dev/shm.
