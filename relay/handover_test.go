@@ -23,7 +23,8 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 	var group sync.WaitGroup
 	var all []*message.Message
 	group.Go(func() {
-		keys, pause := testserver.Rounds(10, 40), testserver.Rounds(20*time.Millisecond, 10*time.Millisecond)
+		// So many keys that no worker with a quarter of the lanes has none of them.
+		keys, pause := 40, testserver.Rounds(80*time.Millisecond, 10*time.Millisecond)
 		if box.Config().Database.Dialect == oncemill.SQLite {
 			keys, pause = 5, 100*time.Millisecond // one writer at a time
 		}
