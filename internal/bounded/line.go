@@ -221,16 +221,19 @@ func giveUp(conn *sql.Conn) {
 	_ = Raw(conn, func(any) error { return driver.ErrBadConn })
 }
 
-// Raw is conn.Raw for an f that does not panic. Where conn is closed in the same moment, as when the
-// context of its transaction ends, sql.Conn.Raw (Go 1.26) may find it open and then use a nil
-// connection. Then it is closed.
+// Raw is conn.Raw. Where conn is closed in the same moment, as when the context of its transaction
+// ends, sql.Conn.Raw (Go 1.26) may find it open, and then panics before it calls f: it is closed.
 func Raw(conn *sql.Conn, f func(driverConn any) error) (err error) {
+	begun := false
 	defer func() {
-		if recover() != nil {
+		if !begun && recover() != nil { // a panic of f is the caller's
 			err = sql.ErrConnDone
 		}
 	}()
-	return conn.Raw(f)
+	return conn.Raw(func(driverConn any) error {
+		begun = true
+		return f(driverConn)
+	})
 }
 
 // discard removes the line's connection from the pool. The line may get another.

@@ -148,3 +148,21 @@ func TestRaw_OfAConnectionThatIsBeingClosed(t *testing.T) {
 	}
 	t.Logf("%d times it was closed before", closed)
 }
+
+func TestRaw_PassesAPanicOn(t *testing.T) {
+	t.Parallel()
+	db := sql.OpenDB(&broken{})
+	defer db.Close()
+	conn, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	defer func() {
+		if v := recover(); v != "torn" {
+			t.Errorf("panicked with %v", v)
+		}
+	}()
+	_ = bounded.Raw(conn, func(any) error { panic("torn") })
+	t.Error("it returned")
+}
