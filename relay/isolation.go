@@ -15,10 +15,16 @@ import (
 // that costs few writes for many messages. If the worker dies of them too, these lanes are
 // known, and each has a turn of its own; after one more crash it sends one message at a time,
 // with a write for each. So crashes that no message has caused cost little, however many lanes
-// they hit.
+// they hit. Where confirms are slow, two turns overlap, and twice as many lanes are suspected.
 type isolation struct {
 	turn  *lane   // the lane that took it
 	group []*lane // it, and the lanes that send in the same turn
+
+	// These lanes have had their turn, but some of their messages are in flight, and recorded as
+	// such. Meanwhile the next turn goes on, so that slow confirms delay the others less. That one
+	// keeps the turn until its messages have their outcome: what must be alone has its turn, too.
+	ending   []*lane
+	overlaps bool // the turn began while others were ending
 
 	// Nobody has the turn: the lanes after the last one may take it, one after the other.
 	last    int // number of a lane
@@ -78,7 +84,7 @@ func (i *isolation) hasTurn(m *entry) bool {
 	switch {
 	case !m.needsTurn():
 		return true
-	case m.mustBeAlone() && len(i.group) > 1:
+	case m.mustBeAlone() && (len(i.group) > 1 || len(i.ending) > 0):
 		return false
 	case i.turn == m.lane, m.lane.together:
 		return true
@@ -91,7 +97,7 @@ func (i *isolation) hasTurn(m *entry) bool {
 func (i *isolation) announce(m *entry, now time.Time) {
 	l := m.lane
 	if i.turn != l {
-		i.turn, i.group = l, []*lane{l}
+		i.turn, i.group, i.overlaps = l, []*lane{l}, len(i.ending) > 0
 		l.sentInTurn, l.turnBegan = 0, now
 		i.last, i.next = l.number, nil
 	}
@@ -114,19 +120,37 @@ func (i *isolation) sendAnnounced(l *lane, now time.Time) *entry {
 }
 
 // passTurn ends a turn when its lanes have had their share, or have nothing to send. What the
-// database names of them is cleared before the next lanes are recorded, in one task.
+// database names of them is cleared before the next lanes are recorded, in one task; but not
+// before everything in flight has its outcome.
 func (e *engine) passTurn(now time.Time) {
 	i := &e.isolation
+	i.ending = slices.DeleteFunc(i.ending, func(l *lane) bool {
+		over := !e.live(l) || l.inFlight == 0
+		l.mustClear = l.mustClear || over && l.stale
+		return over
+	})
 	if i.turn != nil && !slices.ContainsFunc(i.group, func(l *lane) bool { return e.keepsTurn(l, now) }) {
 		for _, l := range i.group {
-			l.mustClear = l.mustClear || l.together || l.stale
-			l.together, l.stale = false, l.mustClear
+			l.stale = l.stale || l.together || l.mustClear
+			if l.together && l.inFlight > 0 {
+				i.ending = append(i.ending, l)
+			} else {
+				l.mustClear = l.stale
+			}
+			l.together = false
 		}
 		i.turn, i.group = nil, nil
 	}
 	if i.turn == nil {
 		e.offerTurn(now)
 	}
+}
+
+// mayOverlap reports whether the next lanes may have their turn although messages of this one are
+// in flight: they have been for as long as the turn may take.
+func (e *engine) mayOverlap(now time.Time) bool {
+	i := &e.isolation
+	return !i.overlaps && e.limits.lease > 0 && now.Sub(i.turn.turnBegan) > 2*e.share(len(i.group))
 }
 
 // keepsTurn reports whether the turn goes on because of a lane.
@@ -141,7 +165,7 @@ func (e *engine) keepsTurn(l *lane, now time.Time) bool {
 			return true
 		}
 	}
-	return l.together && l.inFlight > 0 // they are still recorded
+	return l.together && l.inFlight > 0 && !e.mayOverlap(now) // they are still recorded
 }
 
 // companions are the lanes that share the turn of a lane with two crashes. A lane with more has
@@ -152,7 +176,7 @@ func (e *engine) companions(l *lane, now time.Time) (with []*lane) {
 	}
 	for n := 1; n < len(e.lanes) && len(with) < turnLanes-1; n++ {
 		o := e.lanes[(l.number+n)%len(e.lanes)]
-		if o == nil || o.crashes != isolatedFrom || o.announced != nil || o.inFlight > 0 || !e.wantsTurn(o, now) || o.ready.next().mustBeAlone() {
+		if o == nil || o.crashes != isolatedFrom || o.announced != nil || !e.wantsTurn(o, now) || o.ready.next().mustBeAlone() {
 			continue
 		}
 		with = append(with, o)
@@ -177,12 +201,15 @@ func (e *engine) active() (lanes []int) {
 	return append(lanes, trusted...)
 }
 
-// offerTurn lets the isolated lanes take the turn in their order. Otherwise it would go to
+// offerTurn lets the lanes that want it take the turn in their order. Otherwise it would go to
 // those that the rounds over all lanes happen to come to. One that does not take it is passed
 // over.
 func (e *engine) offerTurn(now time.Time) {
 	i := &e.isolation
 	if i.next != nil {
+		if m := i.next.ready.next(); m != nil && m.mustBeAlone() && len(i.ending) > 0 {
+			i.offered = now // it has to wait for them
+		}
 		if e.wantsTurn(i.next, now) && now.Sub(i.offered) <= e.share(1) {
 			return
 		}
@@ -197,13 +224,13 @@ func (e *engine) offerTurn(now time.Time) {
 	}
 }
 
-// wantsTurn reports whether an isolated lane has something to send.
+// wantsTurn reports whether a lane has something to send next that needs a turn.
 func (e *engine) wantsTurn(l *lane, now time.Time) bool {
-	if !e.live(l) || !l.isolated() || !e.mayPublish(l, now) || l.proven(e.limits.window) {
+	if !e.live(l) || !e.mayPublish(l, now) || l.inFlight > 0 || l.isolated() && l.proven(e.limits.window) {
 		return false
 	}
 	m := l.ready.next()
-	return m != nil && !m.hollow
+	return m != nil && !m.hollow && m.needsTurn()
 }
 
 // turnWrite returns what the lane with the turn has to record, or that nothing of a lane is in

@@ -108,6 +108,25 @@ func (d *drive) run(total, each time.Duration, also func()) {
 	}
 }
 
+// confirmAfter makes every message be confirmed so long after it was sent, and also told then. What it
+// returns is to be called at every step.
+func (d *drive) confirmAfter(delay time.Duration, also func(m *entry)) func() {
+	sent := map[*entry]time.Time{}
+	d.answer = func(m *entry) error {
+		sent[m] = d.now
+		return errSilence
+	}
+	return func() {
+		for m, at := range sent {
+			if d.now.Sub(at) >= delay {
+				delete(sent, m)
+				d.outcome(m, d.now, nil)
+				also(m)
+			}
+		}
+	}
+}
+
 var errNack = Unavailable(errors.New("nack"))
 
 // errSilence is no answer at all.

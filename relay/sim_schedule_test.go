@@ -60,7 +60,7 @@ func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
 		totals["letters"] += len(s.parking.letters)
 	}
 	t.Logf("%d schedules: %v", *schedules, totals)
-	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats", "outages", "refusals", "killed", "letters", "set aside", "frozen", "fenced", "later term", "late confirms", "interruptions", "locked", "postponed", "hollow", "swept", "ahead", "paused", "kept while paused"} {
+	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats", "outages", "refusals", "killed", "letters", "set aside", "frozen", "fenced", "later term", "late confirms", "interruptions", "locked", "postponed", "hollow", "swept", "ahead", "paused", "kept while paused", "turns that overlap"} {
 		if totals[what] < *schedules/60 {
 			t.Errorf("only %d %s: the schedules are too tame", totals[what], what)
 		}

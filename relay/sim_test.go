@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
-	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -268,34 +267,7 @@ func (s *simulation) checkState(w *simWorker) {
 			s.stats["circuits open although a message has passed"]++
 		}
 	}
-	alone, together := 0, 0 // lanes
-	for _, l := range w.lanes {
-		switch {
-		case l == nil:
-			continue
-		case l.alone != nil, l.announced != nil && l.announced.mustBeAlone(), l.together && l.crashes > isolatedFrom:
-			alone++
-		case l.announced != nil, l.together:
-			together++
-		}
-		if lease := s.leases[l.number]; l.inFlight > 0 && lease.worker == w.number && lease.epoch == l.epoch {
-			var names int64
-			switch {
-			case l.alone != nil:
-				names = l.alone.ID
-			case lease.crashes >= isolatedFrom, l.together:
-				names = relaystore.WholeLane
-			}
-			blamed := func(m *entry) bool { return m.ID == lease.alone } // recording its failure clears it
-			cleared := lease.crashes < isolatedFrom && lease.alone == 0  // the end of the crashes was late
-			if lease.alone != names && !cleared && !slices.ContainsFunc(l.failing, blamed) {
-				s.stats["in flight without a record"]++
-			}
-		}
-	}
-	if alone > 1 || alone == 1 && together > 0 || together > turnLanes {
-		s.stats["isolated lanes beside one another"]++
-	}
+	s.checkTurns(w)
 }
 
 // weather makes a topic unavailable, in one way or another, or mends it.

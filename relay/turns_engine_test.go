@@ -11,16 +11,16 @@ import (
 	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
-// A lane with two crashes sends to a topic that never answers. Its probes end after a second
+// Two lanes with two crashes send to topics that never answer. Their probes end after a second
 // without an answer, and others follow them: but not in the same turn, or no other such lane
 // would ever have one.
 func TestEngine_ASilentTopicEndsItsLanesTurn(t *testing.T) {
 	t.Parallel()
 	const timeout = 3 * time.Second
-	d := newDrive(limits{lease: 3 * time.Second}, 0, 1)
+	d := newDrive(limits{lease: 3 * time.Second}, 0, 1, 2)
 	silent := map[*entry]time.Time{}
 	d.answer = func(m *entry) error {
-		if m.Topic == "silent" {
+		if m.Topic != "fine" {
 			silent[m] = d.now
 			return errSilence
 		}
@@ -35,11 +35,12 @@ func TestEngine_ASilentTopicEndsItsLanesTurn(t *testing.T) {
 		}
 	}
 	d.add(0, 100, "silent", "")
+	d.add(2, 100, "as silent", "")
 	d.run(2*timeout, 10*time.Millisecond, lapse)
-	if d.circuits.find("silent") == nil {
-		t.Fatal("the topic has no trouble: the test shows nothing")
+	if d.circuits.find("silent") == nil || d.circuits.find("as silent") == nil {
+		t.Fatal("the topics have no trouble: the test shows nothing")
 	}
-	for _, n := range []int{0, 1} {
+	for _, n := range []int{0, 1, 2} {
 		d.lanes[n].crashes = 2
 	}
 	d.run(2*timeout, 10*time.Millisecond, lapse) // until nothing is in flight from before
@@ -260,19 +261,10 @@ func TestEngine_TrustsLanesOfFewKeysAfterOneTurn(t *testing.T) {
 			d.add(n, 1, "A", fmt.Sprint("key ", i%8))
 		}
 	}
-	sent := map[*entry]time.Time{}
-	d.answer = func(m *entry) error {
-		sent[m] = d.now
-		return errSilence
-	}
+	confirms := d.confirmAfter(confirm, func(*entry) {})
 	turns, had, trusted := 0, (*lane)(nil), 0
 	d.run(10*time.Second, time.Millisecond, func() {
-		for m, at := range sent {
-			if d.now.Sub(at) >= confirm {
-				delete(sent, m)
-				d.outcome(m, d.now, nil)
-			}
-		}
+		confirms()
 		if l := d.isolation.turn; l != had && l != nil {
 			turns++
 		}
@@ -285,6 +277,85 @@ func TestEngine_TrustsLanesOfFewKeysAfterOneTurn(t *testing.T) {
 	})
 	if trusted < lanes || turns > lanes/turnLanes {
 		t.Errorf("%d of %d lanes are trusted after %d turns", trusted, lanes, turns)
+	}
+}
+
+// Confirms are slow, and no lane has shown enough after one turn. Then the next lanes do not wait for
+// what is in flight of the ones before: one turn after the other would take 2.9 s.
+func TestEngine_SlowConfirmsDelayTheTurnsLess(t *testing.T) {
+	t.Parallel()
+	const lanes, confirm, most = 16, 700 * time.Millisecond, 2500 * time.Millisecond
+	var numbers []int
+	for n := range lanes {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+	d.taskTime = 30 * time.Millisecond
+	for _, n := range numbers {
+		d.lanes[n].crashes = isolatedFrom
+		for i := range 200 {
+			d.add(n, 1, "A", fmt.Sprint("key ", i%8))
+		}
+	}
+	first := map[int]time.Duration{} // confirm of each lane
+	began := d.now
+	d.run(10*time.Second, time.Millisecond, d.confirmAfter(confirm, func(m *entry) {
+		if _, before := first[m.Lane]; !before {
+			first[m.Lane] = d.now.Sub(began)
+		}
+	}))
+	for _, n := range numbers {
+		if after, ok := first[n]; !ok || after > most {
+			t.Errorf("lane %d: its first confirm came after %s", n, after)
+		}
+	}
+}
+
+// A message that a worker has died of waits for messages of turns that overlap, too. And although
+// confirms are slow and other lanes have enough to send, it is sent before they are through.
+func TestEngine_SendsNothingAloneWhileTurnsOverlap(t *testing.T) {
+	t.Parallel()
+	const lanes = 17
+	for place := range lanes { // of the lane of that message, so its turn comes beside others or not
+		for _, crashes := range []int{0, isolatedFrom} {
+			var numbers []int
+			for n := range lanes {
+				numbers = append(numbers, n)
+			}
+			d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+			for _, n := range numbers {
+				d.lanes[n].crashes = isolatedFrom
+				for i := range 500 {
+					d.add(n, 1, "A", fmt.Sprint("key ", i%2))
+				}
+			}
+			l, suspect := d.lanes[place], d.row(place, "A", "")
+			l.crashes, suspect.crashed = crashes, true
+			l.forgetUnsent()
+			l.loaded = true
+			l.add([]*entry{suspect})
+			overlap, alone := false, false
+			confirms := d.confirmAfter(1200*time.Millisecond, func(m *entry) { alone = alone || m == suspect })
+			d.run(9*time.Second, time.Millisecond, func() {
+				confirms()
+				recorded := 0
+				for _, l := range d.lanes {
+					if l != nil && l.inFlight > 0 {
+						recorded++
+					}
+				}
+				overlap = overlap || recorded > turnLanes
+				if recorded > 2*turnLanes {
+					t.Fatalf("messages of %d lanes are in flight", recorded)
+				}
+				if recorded > 0 && l.announced == suspect || recorded > 1 && l.alone == suspect {
+					t.Fatalf("lane %d, %d crashes: it is alone beside messages of %d lanes", place, crashes, recorded)
+				}
+			})
+			if !overlap || !alone {
+				t.Errorf("lane %d, %d crashes: overlapping turns: %t; sent alone: %t", place, crashes, overlap, alone)
+			}
+		}
 	}
 }
 
