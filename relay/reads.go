@@ -149,8 +149,8 @@ func (l *lane) putOffReads(now time.Time, reads int) {
 }
 
 // narrow leaves lanes out of a read. Lanes whose last read has failed are read apart
-// from the others, in turn with them, and fewer at a time with each failure. The read
-// may have been too large for its time, or one of them cannot be read.
+// from the others, in turn with them, and fewer at a time with each failure, or more with
+// each answer. The read may have been too large for its time, or one of them cannot be read.
 func (r *reads) narrow(lanes []*lane) []*lane {
 	var doubted, sound []*lane
 	for _, l := range lanes {
@@ -288,8 +288,11 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 				l.unreadable, l.unreadableAt = 0, e.reads.answered
 			}
 		}
-		if !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.readFailed }) {
+		switch {
+		case !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.readFailed }):
 			e.reads.breadth = outbox.Lanes
+		case !e.reads.sound:
+			e.reads.breadth = min(2*e.reads.breadth, outbox.Lanes)
 		}
 	}
 	e.sweepSlow(r, took, now, err)
