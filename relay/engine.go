@@ -227,8 +227,10 @@ func (e *engine) wakeAt(now time.Time) time.Time {
 			earlier(l.retryAt)
 		}
 	}
-	if e.ahead.until.After(now) {
-		earlier(e.ahead.until)
+	for _, at := range []time.Time{e.ahead.until, e.overlapAt()} {
+		if at.After(now) {
+			earlier(at)
+		}
 	}
 	// If it is due and was not done just now, it also waits for something else.
 	for _, at := range []time.Time{e.circuits.wakeAt(), e.tasksDue(), e.removals.wakeAt()} {

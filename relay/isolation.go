@@ -125,7 +125,8 @@ func (i *isolation) sendAnnounced(l *lane, now time.Time) *entry {
 func (e *engine) passTurn(now time.Time) {
 	i := &e.isolation
 	i.ending = slices.DeleteFunc(i.ending, func(l *lane) bool {
-		over := !e.live(l) || l.inFlight == 0
+		trusted := l.crashes == 0 // meanwhile: nothing is recorded, and it may send without a pause
+		over := !e.live(l) || l.inFlight == 0 || trusted
 		l.mustClear = l.mustClear || over && l.stale
 		return over
 	})
@@ -146,11 +147,20 @@ func (e *engine) passTurn(now time.Time) {
 	}
 }
 
-// mayOverlap reports whether the next lanes may have their turn although messages of this one are
-// in flight: they have been for as long as the turn may take.
-func (e *engine) mayOverlap(now time.Time) bool {
+// overlapAt returns when the next lanes may have their turn although messages of this one are in
+// flight: they have been for as long as the turn may take. Zero: they may not.
+func (e *engine) overlapAt() time.Time {
 	i := &e.isolation
-	return !i.overlaps && e.limits.lease > 0 && now.Sub(i.turn.turnBegan) > 2*e.share(len(i.group))
+	if i.turn == nil || i.overlaps || e.limits.lease == 0 {
+		return time.Time{}
+	}
+	return i.turn.turnBegan.Add(2 * e.share(len(i.group)))
+}
+
+// mayOverlap reports whether that time has come.
+func (e *engine) mayOverlap(now time.Time) bool {
+	at := e.overlapAt()
+	return !at.IsZero() && !now.Before(at)
 }
 
 // keepsTurn reports whether the turn goes on because of a lane.
@@ -168,10 +178,10 @@ func (e *engine) keepsTurn(l *lane, now time.Time) bool {
 	return l.together && l.inFlight > 0 && !e.mayOverlap(now) // they are still recorded
 }
 
-// companions are the lanes that share the turn of a lane with two crashes. A lane with more has
-// its turn alone, and so does a message that must be alone.
+// companions are the lanes that share the turn of a lane with two crashes, from its start. A lane
+// with more has its turn alone, and so does a message that must be alone.
 func (e *engine) companions(l *lane, now time.Time) (with []*lane) {
-	if l.announced == nil || l.announced.mustBeAlone() || l.crashes != isolatedFrom {
+	if l.announced == nil || l.announced.mustBeAlone() || l.crashes != isolatedFrom || len(e.isolation.group) > 1 {
 		return nil
 	}
 	for n := 1; n < len(e.lanes) && len(with) < turnLanes-1; n++ {

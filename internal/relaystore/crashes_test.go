@@ -87,6 +87,17 @@ func TestLeases_ALaneWithTwoCrashesCountsWhatItNames(t *testing.T) {
 	})
 }
 
+// The end of the crashes commits, but its answer is lost, and the worker records again that the lane is in
+// flight. The next end clears that, although the database counts no crash any more.
+func TestLeases_AnEndOfCrashesClearsTheRecord(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
+		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}})
+		expectErr(t, s.SetAlone(t.Context(), Fence{1, "a", 1}, WholeLane), nil)
+		expectErr(t, s.ClearCrashes(t.Context(), "a", map[int]int64{1: 1}), nil)
+		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 2}})
+	})
+}
+
 func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		for lane := range outbox.Lanes {

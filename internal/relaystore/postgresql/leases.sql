@@ -202,4 +202,4 @@ where lane = $1 and owner = $2 and epoch = $3 and (select set_config('synchronou
 update {{relay_leases}} l
 set crashes = 0, suspect = null
 from unnest($2::smallint[], $3::bigint[]) as c (lane, epoch)
-where l.owner = $1 and l.lane = c.lane and l.epoch = c.epoch and l.crashes > 0;
+where l.owner = $1 and l.lane = c.lane and l.epoch = c.epoch and (l.crashes > 0 or l.suspect is not null);

@@ -1,0 +1,219 @@
+package relay
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// checkTurns looks at what the database names as in flight: that ends when it is over, and not before.
+func (d *drive) checkTurns(t *testing.T) {
+	t.Helper()
+	i := &d.isolation
+	for n, l := range d.lanes {
+		if l == nil {
+			continue
+		}
+		turns := 0 // that it has
+		for _, o := range slices.Concat(i.group, i.ending) {
+			if o == l {
+				turns++
+			}
+		}
+		switch {
+		case turns > 1:
+			t.Fatalf("lane %d has %d turns at once", n, turns)
+		case l.mustClear && l.inFlight > 0:
+			t.Fatalf("lane %d: the record is cleared while %d of its messages are in flight", n, l.inFlight)
+		case turns == 0 && l.stale && !l.mustClear && d.tasks.running == nil: // otherwise it may be recorded just now
+			t.Fatalf("lane %d: nothing is in flight, and nobody clears the record", n)
+		}
+	}
+}
+
+// Confirms are slow, and no lane has shown enough after one turn. Then the next lanes do not wait for
+// what is in flight of the ones before: one turn after the other would take 2.9 s for 16 lanes.
+func TestEngine_SlowConfirmsDelayTheTurnsLess(t *testing.T) {
+	t.Parallel()
+	const confirm, most = 700 * time.Millisecond, 2500 * time.Millisecond
+	for _, lanes := range []int{16, 6} {
+		var numbers []int
+		for n := range lanes {
+			numbers = append(numbers, n)
+		}
+		d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+		d.taskTime = 30 * time.Millisecond
+		for _, n := range numbers {
+			d.lanes[n].crashes = isolatedFrom
+			for i := range 200 {
+				d.add(n, 1, "A", map[bool]string{true: fmt.Sprint("key ", i%8)}[lanes == 16]) // no keys: more is ready all the time
+			}
+		}
+		first := map[int]time.Duration{} // confirm of each lane
+		began := d.now
+		confirms := d.confirmAfter(confirm, func(m *entry) {
+			if _, before := first[m.Lane]; !before {
+				first[m.Lane] = d.now.Sub(began)
+			}
+		})
+		d.run(10*time.Second, time.Millisecond, func() {
+			confirms()
+			d.checkTurns(t)
+			if r := d.nextRead(d.now); r != nil { // so that it sleeps in between
+				d.read(r, nil, d.now, nil)
+			}
+			if at := d.overlapAt(); at.After(d.now) && d.wakeAt(d.now).After(at) {
+				t.Fatal("the worker sleeps longer than the turn may take")
+			}
+		})
+		for _, n := range numbers {
+			if after, ok := first[n]; !ok || after > most {
+				t.Errorf("lane %d of %d: its first confirm came after %s", n, lanes, after)
+			}
+		}
+	}
+}
+
+// A message that a worker has died of waits for messages of turns that overlap, too. And although
+// confirms are slow and other lanes have enough to send, it is sent before they are through.
+func TestEngine_SendsNothingAloneWhileTurnsOverlap(t *testing.T) {
+	t.Parallel()
+	const lanes = 17
+	for place := range lanes { // of the lane of that message, so its turn comes beside others or not
+		for _, crashes := range []int{0, isolatedFrom} {
+			var numbers []int
+			for n := range lanes {
+				numbers = append(numbers, n)
+			}
+			d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+			for _, n := range numbers {
+				d.lanes[n].crashes = isolatedFrom
+				for i := range 500 {
+					d.add(n, 1, "A", fmt.Sprint("key ", i%2))
+				}
+			}
+			l, suspect := d.lanes[place], d.row(place, "A", "")
+			l.crashes, suspect.crashed = crashes, true
+			l.forgetUnsent()
+			l.loaded = true
+			l.add([]*entry{suspect})
+			overlap, alone := false, false
+			confirms := d.confirmAfter(1200*time.Millisecond, func(m *entry) { alone = alone || m == suspect })
+			d.run(9*time.Second, time.Millisecond, func() {
+				confirms()
+				d.checkTurns(t)
+				recorded := 0
+				for _, l := range d.lanes {
+					if l != nil && l.inFlight > 0 {
+						recorded++
+					}
+				}
+				overlap = overlap || recorded > turnLanes
+				if recorded > 2*turnLanes {
+					t.Fatalf("messages of %d lanes are in flight", recorded)
+				}
+				if recorded > 0 && l.announced == suspect || recorded > 1 && l.alone == suspect {
+					t.Fatalf("lane %d, %d crashes: it is alone beside messages of %d lanes", place, crashes, recorded)
+				}
+			})
+			if !overlap || !alone {
+				t.Errorf("lane %d, %d crashes: overlapping turns: %t; sent alone: %t", place, crashes, overlap, alone)
+			}
+		}
+	}
+}
+
+// A lane of a turn that has ended is trusted again while some of its messages are in flight, and sends
+// without a pause from then on. The lanes that wait for their turn, and a message that must be alone,
+// do not wait for that.
+func TestEngine_ATrustedLaneDelaysNoTurn(t *testing.T) {
+	t.Parallel()
+	const lanes = 10
+	var numbers []int
+	for n := range lanes {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 3 * time.Second, window: 512}, numbers...)
+	d.taskTime = 10 * time.Millisecond
+	for _, n := range numbers {
+		d.lanes[n].crashes = isolatedFrom
+	}
+	suspect := d.row(lanes-1, "A", "")
+	suspect.crashed = true
+	d.lanes[lanes-1].add([]*entry{suspect})
+	sent, confirmed := map[*entry]time.Time{}, map[int]bool{}
+	d.answer = func(m *entry) error {
+		sent[m] = d.now
+		return errSilence
+	}
+	trusted := false // one of those whose turn has ended
+	d.run(10*time.Second, 5*time.Millisecond, func() {
+		for n := range lanes - 1 {
+			if d.lanes[n].ready.len() < 8 {
+				d.add(n, 8, "A", "")
+			}
+		}
+		for m, at := range sent {
+			if d.now.Sub(at) >= time.Duration(300+m.ID%16*20)*time.Millisecond {
+				delete(sent, m)
+				d.outcome(m, d.now, nil)
+				confirmed[m.Lane] = true
+			}
+		}
+		d.checkTurns(t)
+		trusted = trusted || slices.ContainsFunc(d.isolation.ending, func(l *lane) bool { return l.crashes == 0 })
+	})
+	if !trusted || len(confirmed) != lanes {
+		t.Errorf("a lane trusted while its turn ended: %t; messages of %d of %d lanes were confirmed", trusted, len(confirmed), lanes)
+	}
+}
+
+// The lane that has the turn is paused just when it and its companions are recorded, and resumed later:
+// it is recorded again, but not the companions, which have sent for a while.
+func TestEngine_ALaneHasItsTurnOnce(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 3 * time.Second}, 0, 1, 2, 3, 4, 5)
+	d.taskTime = 5 * time.Millisecond
+	for _, l := range d.lanes[:6] {
+		l.crashes = isolatedFrom
+		d.add(l.number, 25, "A", "key")
+	}
+	began, paused := d.now, false
+	quick := true
+	sent := map[*entry]time.Time{}
+	d.answer = func(m *entry) error {
+		sent[m] = d.now
+		return errSilence
+	}
+	d.run(5*time.Second, time.Millisecond, func() {
+		after := d.now.Sub(began)
+		quick = quick && after < 228*time.Millisecond
+		for m, at := range sent {
+			took := time.Second
+			switch {
+			case quick && m.Lane == 2:
+				took = 20 * time.Millisecond
+			case quick:
+				took = 300 * time.Millisecond
+			}
+			if d.now.Sub(at) >= took {
+				delete(sent, m)
+				d.outcome(m, d.now, nil)
+			}
+		}
+		switch l := d.isolation.turn; {
+		case !paused && l != nil && d.tasks.running != nil && d.tasks.running.lane == l:
+			paused = true
+			var to pauses
+			to.lanes[l.number] = true
+			d.pause(to, d.now)
+		case d.lanes[1].paused && after > 230*time.Millisecond:
+			d.pause(pauses{}, d.now)
+		}
+		d.checkTurns(t)
+	})
+	if !paused || d.passed["A"] > 0 || d.lanes[1].paused {
+		t.Error("the lane with the turn was not paused and resumed")
+	}
+}
