@@ -24,8 +24,10 @@ endif
 # Starts the servers that are missing and runs tests; the argument begins with the files of tests that
 # may be skipped, the rest is for internal/testrun and go
 # test. make check vets the tests, too. Without what a debugger reads, linking takes two thirds of the
-# time. Most tests wait more than they compute, so four of a package run at a time.
-run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && exports=$$(scripts/servers.sh up) && eval "$$exports" && \
+# time. Most tests wait more than they compute, so four of a package run at a time. While servers are
+# installed, modules are fetched and compiled.
+run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && \
+	if ! command -v rabbitmq-server >/dev/null; then go build ./... >/dev/null 2>&1 & fi && exports=$$(scripts/servers.sh up) && eval "$$exports" && \
 	dir=$$(mktemp -d $(or $(MEMORY),$${TMPDIR:-/tmp})/oncemill-test-XXXXXX) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && \
 	GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=$$dir go run ./internal/testrun -skips $(1) -vet=off -ldflags='-s -w' -count=1 -p=4 -parallel=4
 
