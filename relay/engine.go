@@ -227,7 +227,7 @@ func (e *engine) wakeAt(now time.Time) time.Time {
 			earlier(l.retryAt)
 		}
 	}
-	for _, at := range []time.Time{e.ahead.until, e.overlapAt()} {
+	for _, at := range []time.Time{e.ahead.until, e.overlapAt(), e.trickleAt()} {
 		if at.After(now) {
 			earlier(at)
 		}

@@ -4,10 +4,11 @@ import "time"
 
 // publishing counts what is handed to the sink.
 type publishing struct {
-	inFlight int    // over all lanes
-	sent     uint64 // publishes so far
-	terms    uint64 // of pipelines, so far
-	lane     int    // the lane to begin the next round with
+	inFlight int       // over all lanes
+	sent     uint64    // publishes so far
+	sentAt   time.Time // the last of them
+	terms    uint64    // of pipelines, so far
+	lane     int       // the lane to begin the next round with
 }
 
 // nextPublish returns messages of one lane to publish, in order, with their outcomes
@@ -17,11 +18,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	if e.paused.unknown {
 		return nil
 	}
-	free := e.limits.window - e.publishing.inFlight
-	if e.circuits.room > 0 && e.circuits.room < e.limits.window {
-		free = e.circuits.room - e.publishing.inFlight
-	}
-	if free <= 0 {
+	if e.free(now) <= 0 {
 		return nil
 	}
 	e.refetch()
@@ -30,7 +27,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 		e.circuits.reachedAgain()
 		e.circuits.abandon(now)
 		if m := e.nextProbe(now); m != nil {
-			return e.send([]*entry{m}, deadline)
+			return e.send([]*entry{m}, now, deadline)
 		}
 		e.circuits.release(now, func(m *entry) { m.lane.push(m) })
 	}
@@ -40,19 +37,49 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 		if l == nil || !e.mayPublish(l, now) {
 			continue
 		}
-		if taken := e.take(l, free, now); len(taken) > 0 {
-			return e.send(taken, deadline)
+		if taken := e.take(l, e.free(now), now); len(taken) > 0 {
+			return e.send(taken, now, deadline)
 		}
 	}
 	return nil
 }
 
-func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
+// free returns how many messages may be sent. While the sink recovers, those in flight may stay without an
+// answer for long, all of them: then one more is let out from time to time.
+func (e *engine) free(now time.Time) int {
+	room := e.limits.window
+	if e.recovers() {
+		room = e.circuits.room
+		if at := e.trickleAt(); !at.IsZero() && !now.Before(at) {
+			room = e.publishing.inFlight + 1
+		}
+	}
+	return room - e.publishing.inFlight
+}
+
+// recovers reports whether the window is smaller than configured, since the sink was down.
+func (e *engine) recovers() bool { return e.circuits.room > 0 && e.circuits.room < e.limits.window }
+
+// trickleAt returns when one more message may be sent although there is no room: a second after the last
+// publish or confirm. Zero: there is room, or the window is full.
+func (e *engine) trickleAt() time.Time {
+	if !e.recovers() || e.publishing.inFlight < e.circuits.room || e.publishing.inFlight >= e.limits.window {
+		return time.Time{}
+	}
+	last := e.publishing.sentAt
+	if e.circuits.passedAt.After(last) {
+		last = e.circuits.passedAt
+	}
+	return last.Add(trickle)
+}
+
+func (e *engine) send(taken []*entry, now, deadline time.Time) []*entry {
 	for _, m := range taken {
 		e.publishing.sent++
 		m.state, m.deadline, m.sent = stateInFlight, deadline, e.publishing.sent
 		m.Term = m.lane.term
 	}
+	e.publishing.sentAt = now
 	e.publishing.inFlight += len(taken)
 	taken[0].lane.inFlight += len(taken)
 	return taken

@@ -362,3 +362,38 @@ func TestEngine_IsolatedLanesTakeTurnsBesideBusyOnes(t *testing.T) {
 		}
 	}
 }
+
+// After an outage of the sink few messages are let out at first, and all of them stay without an answer. One
+// more from time to time finds out that the sink works again.
+func TestEngine_SendsOnWhereNothingOfARecoveryIsAnswered(t *testing.T) {
+	t.Parallel()
+	numbers := []int{0, 1, 2, 3}
+	d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+	down, lost := true, 0
+	d.answer = func(*entry) error {
+		switch {
+		case down:
+			return errNack
+		case lost < 2 && d.circuits.room > 0: // all of the room
+			lost++
+			return errSilence
+		}
+		return nil
+	}
+	for _, n := range numbers {
+		d.add(n, 100, fmt.Sprint("topic ", n%2), "")
+	}
+	d.run(3*time.Second, 10*time.Millisecond, nil)
+	if !d.circuits.sinkDown {
+		t.Fatal("the sink is not down")
+	}
+	down = false
+	d.run(4*time.Second, 10*time.Millisecond, func() {
+		if at := d.trickleAt(); at.After(d.now) && d.wakeAt(d.now).After(at) {
+			t.Fatal("the worker sleeps for longer than until it may send one more")
+		}
+	})
+	if passed := d.passed["topic 0"] + d.passed["topic 1"]; lost != 2 || passed != 400-lost {
+		t.Errorf("%d messages without an answer, and %d have passed", lost, passed)
+	}
+}
