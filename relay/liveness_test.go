@@ -46,6 +46,14 @@ func newDrive(l limits, lanes ...int) *drive {
 	return d
 }
 
+// upTo returns the first lanes.
+func upTo(lanes int) (numbers []int) {
+	for n := range lanes {
+		numbers = append(numbers, n)
+	}
+	return numbers
+}
+
 // add gives a lane n messages.
 func (d *drive) add(lane, n int, topic, key string) {
 	for range n {
@@ -222,10 +230,7 @@ func TestEngine_ChargesALoneUnclearMessageInTheEnd(t *testing.T) {
 func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
 	t.Parallel()
 	for _, lanes := range []int{1, 8} {
-		var numbers []int
-		for n := range lanes {
-			numbers = append(numbers, n)
-		}
+		numbers := upTo(lanes)
 		d := newDrive(limits{window: 64}, numbers...)
 		for _, n := range numbers {
 			d.lanes[n].crashes = 2

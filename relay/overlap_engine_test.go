@@ -38,10 +38,7 @@ func TestEngine_SlowConfirmsDelayTheTurnsLess(t *testing.T) {
 	t.Parallel()
 	const confirm, most = 700 * time.Millisecond, 2500 * time.Millisecond
 	for _, lanes := range []int{16, 6} {
-		var numbers []int
-		for n := range lanes {
-			numbers = append(numbers, n)
-		}
+		numbers := upTo(lanes)
 		d := newDrive(limits{lease: 3 * time.Second}, numbers...)
 		d.taskTime = 30 * time.Millisecond
 		for _, n := range numbers {
@@ -82,10 +79,7 @@ func TestEngine_SendsNothingAloneWhileTurnsOverlap(t *testing.T) {
 	const lanes = 17
 	for place := range lanes { // of the lane of that message, so its turn comes beside others or not
 		for _, crashes := range []int{0, isolatedFrom} {
-			var numbers []int
-			for n := range lanes {
-				numbers = append(numbers, n)
-			}
+			numbers := upTo(lanes)
 			d := newDrive(limits{lease: 3 * time.Second}, numbers...)
 			for _, n := range numbers {
 				d.lanes[n].crashes = isolatedFrom
@@ -130,10 +124,7 @@ func TestEngine_SendsNothingAloneWhileTurnsOverlap(t *testing.T) {
 func TestEngine_ATrustedLaneDelaysNoTurn(t *testing.T) {
 	t.Parallel()
 	const lanes = 10
-	var numbers []int
-	for n := range lanes {
-		numbers = append(numbers, n)
-	}
+	numbers := upTo(lanes)
 	d := newDrive(limits{lease: 3 * time.Second, window: 512}, numbers...)
 	d.taskTime = 10 * time.Millisecond
 	for _, n := range numbers {

@@ -126,10 +126,7 @@ func TestEngine_ProbesAtOnceWhenTheSinkReachesItsBrokerAgain(t *testing.T) {
 // Some lanes are isolated when an outage of the broker ends: the others do not wait for them.
 func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	var numbers []int
-	for n := range 16 {
-		numbers = append(numbers, n)
-	}
+	numbers := upTo(16)
 	d := newDrive(limits{lease: 2 * time.Second}, numbers...)
 	d.taskTime = 20 * time.Millisecond
 	for _, n := range numbers {
@@ -164,10 +161,7 @@ func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
 // topics may send at first.
 func TestEngine_HollowMessagesUseUpNoCredit(t *testing.T) {
 	t.Parallel()
-	var numbers []int
-	for n := range 16 {
-		numbers = append(numbers, n)
-	}
+	numbers := upTo(16)
 	d := newDrive(limits{lease: 2 * time.Second}, numbers...)
 	o, up, passed := &stack{d: d}, false, 0
 	d.answer = func(m *entry) error {
@@ -360,6 +354,31 @@ func TestEngine_IsolatedLanesTakeTurnsBesideBusyOnes(t *testing.T) {
 				t.Errorf("%d busy lanes: lane %d has had no turn, the lanes have sent %v", busyLanes, n, sent)
 			}
 		}
+	}
+}
+
+// Nothing at all of a recovery is answered: no more is sent than the window allows.
+func TestEngine_ASilentRecoveryFillsTheWindowAtMost(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 3 * time.Second, window: 6}, 0, 1)
+	down := true
+	d.answer = func(*entry) error {
+		switch {
+		case down:
+			return errNack
+		case d.circuits.room > 0:
+			return errSilence
+		}
+		return nil
+	}
+	d.add(0, 100, "topic 0", "")
+	d.add(1, 100, "topic 1", "")
+	d.run(3*time.Second, 10*time.Millisecond, nil)
+	down = false
+	most := 0
+	d.run(20*time.Second, 10*time.Millisecond, func() { most = max(most, d.publishing.inFlight) })
+	if most != d.limits.window {
+		t.Errorf("%d messages are in flight, the window is %d", most, d.limits.window)
 	}
 }
 

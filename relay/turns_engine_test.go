@@ -171,10 +171,7 @@ func TestEngine_TrustsEachLaneAfterOneTurn(t *testing.T) {
 		"one of ten is nacked": func(m *entry) error { return map[bool]error{true: errNack}[m.ID%10 == 0] },
 	} {
 		const lanes = 16
-		var numbers []int
-		for n := range lanes {
-			numbers = append(numbers, n)
-		}
+		numbers := upTo(lanes)
 		middle := func(below time.Duration) time.Duration { return below / 2 } // pauses are not left to chance
 		d := newDrive(limits{lease: 3 * time.Second, draw: middle}, numbers...)
 		d.taskTime, d.answer = 30*time.Millisecond, fails
@@ -249,10 +246,7 @@ func TestEngine_SendsNothingAloneInASharedTurn(t *testing.T) {
 func TestEngine_TrustsLanesOfFewKeysAfterOneTurn(t *testing.T) {
 	t.Parallel()
 	const lanes, confirm = 16, 25 * time.Millisecond
-	var numbers []int
-	for n := range lanes {
-		numbers = append(numbers, n)
-	}
+	numbers := upTo(lanes)
 	d := newDrive(limits{lease: 3 * time.Second}, numbers...)
 	d.taskTime = 10 * time.Millisecond
 	for _, n := range numbers {
