@@ -14,8 +14,8 @@ import (
 // errCallTimeout is the reason for dropping a connection that does not answer a request.
 var errCallTimeout = errors.New("no answer from the broker in time")
 
-// call is a request to the link; one of the three is set. Openings and declarations are
-// answered to the lane.
+// call is a request to the link. Openings and declarations are answered to the lane. A lane that
+// opens a channel names what it will need declared on the way.
 type call struct {
 	lane    *lane
 	open    bool
@@ -33,10 +33,8 @@ type reply struct {
 
 // answer serves calls. Lanes that a worker has just taken, or whose connection was lost, all need a
 // channel at once, and a busy broker answers late: one after the other, the last of 32 lanes
-// would wait for 64 answers. Declarations are made one after the other, on a channel of their own,
-// since a refused one closes the channel it was made on.
+// would wait for 64 answers. So nothing waits for anything else.
 func (l *link) answer() {
-	var control *amqp.Channel
 	for {
 		select {
 		case <-l.stop:
@@ -46,13 +44,17 @@ func (l *link) answer() {
 		for _, c := range l.calls.take(nil) {
 			switch {
 			case c.open:
+				if c.declare != nil {
+					l.declare(c.declare.exchange, func(error) {}) // the lane asks again, and has the answer then
+				}
 				l.group.Go(func() {
 					channel, err := l.openChannel(c.lane.running.settings.Window)
 					c.lane.replies.put(reply{link: l, channel: channel, err: unavailable("open a channel", err)})
 				})
 			case c.declare != nil:
-				err := l.declareExchange(&control, c.declare.exchange)
-				c.lane.replies.put(reply{link: l, route: c.declare, err: unavailable("declare exchange", err)})
+				l.declare(c.declare.exchange, func(err error) {
+					c.lane.replies.put(reply{link: l, route: c.declare, err: unavailable("declare exchange", err)})
+				})
 			case c.discard != nil:
 				l.discard(c.discard)
 			}
@@ -94,31 +96,61 @@ func (l *link) discard(c *channel) {
 	l.group.Go(func() { _ = nopanic.Call(c.amqp.Close) })
 }
 
-// declareExchange declares an exchange once per connection.
-func (l *link) declareExchange(control **amqp.Channel, exchange string) error {
+// declarations is how many exchanges are declared at a time, each on a channel of its own: a
+// declaration that is refused closes the channel.
+const declarations = 4
+
+// declare declares an exchange once per connection, and tells all who wait for it.
+func (l *link) declare(exchange string, done func(error)) {
 	if l.hasDeclared(exchange) {
-		return nil
-	}
-	topology := l.running.settings.topology
-	err := l.within(func() error {
-		if *control == nil || (*control).IsClosed() {
-			ch, err := l.conn.Channel()
-			if err != nil {
-				return err
-			}
-			*control = ch
-		}
-		return topology.TopologyBuilder.ExchangeDeclare(*control, exchange, topology)
-	})
-	if err != nil {
-		return fmt.Errorf("%q: %w", exchange, err)
+		done(nil)
+		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.declared) >= maxRoutes {
-		clear(l.declared)
+	waiting, running := l.declaring[exchange]
+	l.declaring[exchange] = append(waiting, done)
+	if running {
+		return
 	}
-	l.declared[exchange] = struct{}{}
+	l.group.Go(func() {
+		err := l.declareExchange(exchange)
+		for _, done := range l.hasAnswered(exchange, err) {
+			done(err)
+		}
+	})
+}
+
+// hasAnswered notes the answer to a declaration and returns who waits for it.
+func (l *link) hasAnswered(exchange string, err error) []func(error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	waiting := l.declaring[exchange]
+	delete(l.declaring, exchange)
+	if err == nil {
+		if len(l.declared) >= maxRoutes {
+			clear(l.declared)
+		}
+		l.declared[exchange] = struct{}{}
+	}
+	return waiting
+}
+
+func (l *link) declareExchange(exchange string) error {
+	control := <-l.controls
+	topology := l.running.settings.topology
+	err := l.within(func() (err error) {
+		if control == nil || control.IsClosed() {
+			if control, err = l.conn.Channel(); err != nil {
+				return err
+			}
+		}
+		return topology.TopologyBuilder.ExchangeDeclare(control, exchange, topology)
+	})
+	l.controls <- control
+	if err != nil {
+		return fmt.Errorf("%q: %w", exchange, err)
+	}
 	return nil
 }
 

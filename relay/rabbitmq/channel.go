@@ -42,6 +42,7 @@ type channel struct {
 	useless bool      // it only nacks a topic, while others of the topic are confirmed
 	renewal time.Time // when it is too old for a topic that it has only nacked
 	tooOld  bool
+	leaving time.Time // since when it is about to be replaced: it publishes nothing more
 }
 
 // entry is one copy of a message in flight.

@@ -47,8 +47,8 @@ func fakeChannel(l *lane, to *link) *channel {
 }
 
 func fakeLane() (*lane, *link) {
-	r := newRunning(&settings{Config: Config{Window: 10}})
-	to := &link{running: r, calls: newMailbox[call](make(chan struct{}, 1))}
+	r := newRunning(&settings{Config: Config{Window: 10, ConfirmTimeout: defaultConfirmTimeout}})
+	to := &link{running: r, calls: newMailbox[call](make(chan struct{}, 1)), marks: map[string]*mark{}}
 	r.state.Store(&state{link: to})
 	return newLane(r, 0), to
 }
@@ -341,6 +341,13 @@ func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 			}
 			c.change(ch)
 			l.step(t.Context())
+			if l.channel == nil {
+				t.Fatal("replaced while a message in flight has no answer")
+			}
+			if !ch.leaving.IsZero() {
+				ch.leaving = ch.leaving.Add(-l.running.settings.ConfirmTimeout) // it never comes
+			}
+			l.step(t.Context())
 			interrupted := 0
 			for _, err := range outcomes {
 				if errors.Is(err, relay.ErrInterrupted) {
@@ -355,5 +362,35 @@ func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 				t.Error("the next channel is not trusted for a moment")
 			}
 		})
+	}
+}
+
+// What other topics have in flight on a channel that only nacks one is not sent again: it is answered
+// first, and nothing more is sent on that channel.
+func TestChannel_IsReplacedWhenTheOthersAreAnswered(t *testing.T) {
+	l, to := fakeLane()
+	l.running.settings.Logger = slog.New(slog.DiscardHandler)
+	to.net = &batchConn{limit: 1}
+	ch := fakeChannel(l, to)
+	ch.opened, ch.renewal = 200, time.Now().Add(-time.Second)
+	l.channel = ch
+	outcomes := map[int64]error{}
+	done := func(m *relay.Message, err error) { outcomes[m.ID] = err }
+	ch.put(t, 1, answer{}, done)
+	ch.put(t, 2, never{}, done)
+	other := ch.flight.all()[1]
+	l.step(t.Context())
+	next := &relay.Message{ID: 3, Topic: "others"}
+	l.inbox.put(newBatch(t.Context(), []*relay.Message{next}, done))
+	for range 2 {
+		l.step(t.Context())
+		if l.channel != ch || ch.unresolved != 1 || l.pending.len() != 1 {
+			t.Fatalf("replaced: %t; %d in flight, %d pending", l.channel != ch, ch.unresolved, l.pending.len())
+		}
+	}
+	other.confirm = answer{acked: true}
+	l.step(t.Context())
+	if l.channel != nil || outcomes[2] != nil || len(l.retired) != 1 || !errors.Is(outcomes[3], relay.ErrInterrupted) {
+		t.Errorf("replaced: %t; outcomes %v", l.channel == nil, outcomes)
 	}
 }

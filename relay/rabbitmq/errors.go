@@ -16,8 +16,9 @@ var (
 	// not begun or has ended.
 	ErrNotRunning = errors.New("rabbitmq: the sink is not running")
 
-	// ErrNoConnection is the unavailable outcome of messages whose time ended before there
-	// was a connection or a channel to publish them on.
+	// ErrNoConnection is the unavailable outcome of messages for which there was no connection, or
+	// no channel, when their time ended; and of those that wait for a connection that takes longer
+	// than a thirtieth of Config.ConfirmTimeout.
 	ErrNoConnection = errors.New("rabbitmq: not connected in time")
 
 	// ErrBlocked is the unavailable outcome of messages whose time ended while the broker

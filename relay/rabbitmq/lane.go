@@ -207,7 +207,11 @@ func (l *lane) publish(now *state) {
 		l.failPending(0, now.err)
 	case now.link == nil || now.link.blocked.Load() || l.asked != nil:
 	case l.channel == nil:
-		l.ask(now.link, call{lane: l, open: true})
+		c := call{lane: l, open: true}
+		if r := l.route(now.link, l.pending.all()[0].message.Topic); r.refusal == nil {
+			c.declare = r
+		}
+		l.ask(now.link, c)
 	default:
 		at := time.Now()
 		for l.pending.len() > 0 && l.publishNext(at) {
@@ -221,7 +225,7 @@ func (l *lane) publishNext(at time.Time) bool {
 	c, it := l.channel, l.pending.all()[0]
 	alone := l.isolated.has(it.message)
 	switch {
-	case it.batch.hasEnded(): // run waits for this, too, and sweeps
+	case it.batch.hasEnded(), !c.leaving.IsZero(): // run waits for this, too, and sweeps
 		return false
 	case c.full() || c.unresolved > 0 && (alone || c.alone):
 		return false

@@ -35,9 +35,12 @@ type link struct {
 
 	group *sync.WaitGroup // of Run
 
-	mu       sync.Mutex
-	declared map[string]struct{} // exchanges
-	marks    map[string]*mark    // by topic
+	controls chan *amqp.Channel // for declarations; nil: not opened yet
+
+	mu        sync.Mutex
+	declared  map[string]struct{}      // exchanges
+	declaring map[string][]func(error) // who waits for the answer, by exchange
+	marks     map[string]*mark         // by topic
 }
 
 // mark is the highest position in the stream of bytes at which a confirmed message begins;
@@ -89,8 +92,14 @@ func dial(ctx context.Context, r *running, dialer *amqpconn.Dialer, group *sync.
 		calls:    newMailbox[call](make(chan struct{}, 1)),
 		stop:     make(chan struct{}),
 		group:    group,
-		declared: make(map[string]struct{}),
-		marks:    make(map[string]*mark),
+		controls: make(chan *amqp.Channel, declarations),
+
+		declared:  make(map[string]struct{}),
+		declaring: make(map[string][]func(error)),
+		marks:     make(map[string]*mark),
+	}
+	for range declarations {
+		l.controls <- nil
 	}
 	group.Go(l.answer)
 	return l, nil

@@ -281,3 +281,25 @@ func TestSink_DropsAConnectionThatAnswersNothing(t *testing.T) {
 	p.Frozen.Store(false)
 	deliver(t, sink, batch(0, 11, 10, "orders"))
 }
+
+// A broker that is silent to a new connection keeps no message: another worker may reach it, and has
+// the lanes once they have their outcomes.
+func TestSink_KeepsNothingWhileItConnects(t *testing.T) {
+	t.Parallel()
+	sink, p, _ := proxied(t, 1, rabbitmq.Config{ConfirmTimeout: 3 * time.Second, DialTimeout: time.Hour})
+	p.Frozen.Store(true)
+	p.Cut()
+	awaitReady(t, sink, false)
+	msgs := batch(0, 10, 3, "orders")
+	o := newOutcomes(t)
+	sink.Publish(t.Context(), msgs, o.done)
+	o.await(len(msgs))
+	for _, m := range msgs {
+		if err := o.of(m); !errors.Is(err, relay.ErrUnavailable) || !errors.Is(err, rabbitmq.ErrNoConnection) {
+			t.Errorf("outcome %v", err)
+		}
+	}
+	p.Frozen.Store(false)
+	p.Cut() // frames are missing
+	deliver(t, sink, msgs)
+}

@@ -73,6 +73,17 @@ func (r *running) enter(s state) {
 	r.pokeLanes()
 }
 
+// unlessConnected makes waiting messages unavailable if the connection is not there soon: the other
+// side may be silent, and until they have an outcome another worker cannot have their lanes.
+func (r *running) unlessConnected() *time.Timer {
+	awaited := r.state.Load()
+	return time.AfterFunc(r.settings.ConfirmTimeout/unheard, func() {
+		if awaited.err == nil && r.state.CompareAndSwap(awaited, &state{err: unavailableNoConnection}) {
+			r.pokeLanes()
+		}
+	})
+}
+
 // connect keeps a connection, and dials a new one after each loss, until ctx ends.
 func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	log := r.settings.Logger
@@ -82,7 +93,9 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	var failures repeats.Series
 	var last string // that it was connected to
 	for {
+		overdue := r.unlessConnected()
 		link, err := dial(ctx, r, dialer, group)
+		overdue.Stop()
 		if err != nil && ctx.Err() != nil {
 			return
 		}

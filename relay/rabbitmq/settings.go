@@ -15,8 +15,8 @@ import (
 )
 
 // minChannels is how many channels one connection needs: for each of the outbox's 32 lanes
-// one channel and the retired ones, and one for declarations.
-const minChannels = outbox.Lanes*(1+maxRetired) + 1
+// one channel and the retired ones, and those for declarations.
+const minChannels = outbox.Lanes*(1+maxRetired) + declarations
 
 // settings is the validated configuration, defaults filled in.
 type settings struct {

@@ -124,8 +124,8 @@ func (g *grace) until() time.Time { return g.since.Add(time.Duration(g.factor) *
 const nackRest = 500 * time.Millisecond
 
 // renewal returns when a new channel is too old for a topic that it has only nacked. Each
-// renewal may cost other topics duplicates, and a queue that is full nacks on any channel: so
-// each doubles the time to the next one.
+// renewal costs other topics a pause, and a queue that is full nacks on any channel: so each
+// doubles the time to the next one.
 func (g *grace) renewal(now time.Time) time.Time {
 	g.at(now)
 	return now.Add(firstRenewal << g.renewed)
@@ -136,18 +136,26 @@ const (
 	mostRenewals = 6 // then the time stays the same, and shorter than graceMemory
 )
 
-// replaceNacking replaces a channel that only nacks a topic, and reports whether it did.
+// replaceNacking replaces a channel that only nacks a topic, and reports whether it did. What is in
+// flight on it, of other topics, would be sent again: so it first waits for that, but not for long.
 func (l *lane) replaceNacking(ctx context.Context) bool {
 	c, now := l.channel, time.Now()
 	switch {
 	case c == nil || !c.useless && !c.tooOld:
 		return false
+	case c.leaving.IsZero():
+		c.leaving = now
+	}
+	if c.waiting > 0 && now.Sub(c.leaving) <= l.running.settings.ConfirmTimeout/unheard {
+		return false
+	}
+	switch {
 	case c.useless:
-		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, it only nacks while others of its topic are confirmed", "lane", l.number)
+		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, it only nacks while others of its topic are confirmed", "lane", l.number, "in_flight", c.waiting)
 		l.grace.at(now)
 		l.grace.lost(now)
 	default:
-		l.running.settings.Logger.DebugContext(ctx, "rabbitmq channel replaced, it only nacks a topic", "lane", l.number)
+		l.running.settings.Logger.DebugContext(ctx, "rabbitmq channel replaced, it only nacks a topic", "lane", l.number, "in_flight", c.waiting)
 		l.grace.at(now)
 		l.grace.renewed, l.grace.since = min(l.grace.renewed+1, mostRenewals), now
 	}

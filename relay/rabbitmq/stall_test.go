@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -101,6 +102,48 @@ func TestSink_OpensTheChannelsOfItsLanesAtOnce(t *testing.T) {
 		if o.failed() {
 			t.Errorf("not delivered: %v", o.errs())
 		}
+	}
+}
+
+// heldDeclaration holds the declarations of an exchange until it is released.
+type heldDeclaration struct {
+	wamqp.DefaultTopologyBuilder
+
+	exchange string
+	count    *atomic.Int32
+	release  chan struct{}
+}
+
+func (h *heldDeclaration) ExchangeDeclare(ch *amqp.Channel, exchange string, cfg wamqp.Config) error {
+	if exchange == h.exchange {
+		h.count.Add(1)
+		<-h.release
+	}
+	return h.DefaultTopologyBuilder.ExchangeDeclare(ch, exchange, cfg)
+}
+
+// So do exchanges that are to be declared: one does not wait for another, and all lanes that need it
+// wait for one answer.
+func TestSink_DeclaresExchangesAtOnce(t *testing.T) {
+	t.Parallel()
+	const lanes = 8
+	held := &heldDeclaration{exchange: "slow", count: new(atomic.Int32), release: make(chan struct{})}
+	cfg := fanout(testserver.RabbitMQ(t))
+	cfg.TopologyBuilder = held
+	sink := start(t, cfg, rabbitmq.Config{CallTimeout: maxWait})
+	slow := newOutcomes(t)
+	for lane := range lanes {
+		sink.Publish(t.Context(), batch(lane, 1, 1, "slow"), slow.done)
+	}
+	eventually(t, "the first declaration", func() bool { return held.count.Load() > 0 })
+	quick := publish(t, sink, 30*time.Second, batch(lanes, 1, 1, "quick"))
+	if _, unroutable, _ := quick.kinds(); unroutable != 1 || slow.count() != 0 { // which takes an exchange
+		t.Errorf("beside a declaration without an answer: %v; %d others", quick.errs(), slow.count())
+	}
+	close(held.release)
+	slow.await(lanes)
+	if n := held.count.Load(); n != 1 {
+		t.Errorf("declared %d times", n)
 	}
 }
 
