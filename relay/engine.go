@@ -211,6 +211,21 @@ func (e *engine) forgetUnsent() {
 	e.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
 }
 
+// databaseBack ends the pauses after failures: the database answers heartbeats again.
+func (e *engine) databaseBack(now time.Time) {
+	pauses := []*time.Time{&e.reads.retryAt, &e.removals.retryAt, &e.tasks.retryAt, &e.tasks.loadAt, &e.tasks.retriedAt, &e.tasks.crashesAt}
+	for _, l := range e.lanes {
+		if l != nil {
+			pauses = append(pauses, &l.taskAt, &l.readAt)
+		}
+	}
+	for _, until := range pauses {
+		if until.After(now) {
+			*until = now
+		}
+	}
+}
+
 // wakeAt returns the time at which something is to be done even without an event.
 func (e *engine) wakeAt(now time.Time) time.Time {
 	due := now.Add(e.limits.pollMax)
@@ -219,7 +234,7 @@ func (e *engine) wakeAt(now time.Time) time.Time {
 			due = t
 		}
 	}
-	if !e.reads.running && e.removals.undeleted() < maxUndeleted {
+	if !e.reads.running && !now.Before(e.reads.retryAt) && e.removals.undeleted() < maxUndeleted {
 		earlier(e.reads.pollAt)
 	}
 	for _, l := range e.lanes {
@@ -227,7 +242,7 @@ func (e *engine) wakeAt(now time.Time) time.Time {
 			earlier(l.retryAt)
 		}
 	}
-	for _, at := range []time.Time{e.ahead.until, e.overlapAt(), e.trickleAt()} {
+	for _, at := range []time.Time{e.reads.retryAt, e.ahead.until, e.overlapAt(), e.trickleAt()} {
 		if at.After(now) {
 			earlier(at)
 		}

@@ -57,14 +57,20 @@ const maxAbandoned = 16
 // read does not. So an answer does not end a silence until there has been no other for
 // a while.
 //
+// A silence that heartbeats shared was the whole database's: it is forgotten once they are
+// answered in time for the leases. Otherwise all workers would be unfit for a while after each
+// outage, and the first to recover would get the lanes of all others.
+//
 // Calls of the upkeep do not count, see upkeepLease. Nor do heartbeats: without them the
 // leases end by themselves. Nor do reads of pauses: those read last apply. Nor do
 // commands of operators.
 type health struct {
+	lease      time.Duration
 	full       time.Duration // that a call may take
 	maxSilence time.Duration // without an answer, until the worker is unfit
 
 	silence chan struct{} // signaled by each call without an answer; see doctor
+	back    chan struct{} // signaled when heartbeats are answered again; see loop
 
 	mu    sync.Mutex // guards what follows
 	kinds [operations]contact
@@ -78,6 +84,7 @@ type contact struct {
 	answered bool          // others have had one
 	busy     time.Time     // when the call began that runs; zero: none does
 	limit    time.Duration // of the next call; 0: full
+	forgiven bool          // a silence has been, and no call was answered since then
 }
 
 // callLeast is the minimum time of a call, however short the lease: calls wait a little
@@ -86,7 +93,7 @@ const callLeast = 2 * time.Second
 
 func newHealth(lease time.Duration) health {
 	full := max(lease/3, callLeast)
-	return health{full: full, maxSilence: max(lease/2, full), silence: make(chan struct{}, 1)}
+	return health{lease: lease, full: full, maxSilence: max(lease/2, full), silence: make(chan struct{}, 1), back: make(chan struct{}, 1)}
 }
 
 // begin records the start of a call and returns its time limit. A call after one
@@ -112,6 +119,10 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	defer h.mu.Unlock()
 	k := &h.kinds[o]
 	k.busy = time.Time{}
+	if answered && o == opHeartbeat && k.lost > 0 && !k.answered {
+		h.forgive(k.since, now)
+		raise(h.back)
+	}
 	switch {
 	case answered && now.Sub(k.last) > h.maxSilence:
 		*k = contact{}
@@ -130,6 +141,26 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	k.last = now
 	k.lost++
 	raise(h.silence)
+}
+
+// forgive forgets silences that began with that of the heartbeats, which is over. A lease that has
+// ended meanwhile is no reason to: others have the lanes. A kind that is silent again afterwards
+// is not forgiven before it has been answered, or heartbeats that fail now and then would hide it.
+func (h *health) forgive(since, now time.Time) {
+	if now.Sub(since) > h.lease {
+		return
+	}
+	for o := range h.kinds {
+		k := &h.kinds[o]
+		began := !k.since.Before(since.Add(-h.full))
+		if apart(operation(o)) || k.forgiven || !began || k.lost == 0 && !k.hangs(now, h.short()) {
+			continue
+		}
+		*k = contact{busy: k.busy, limit: k.limit, forgiven: true}
+		if !k.busy.IsZero() {
+			k.since = now
+		}
+	}
 }
 
 // doubtful reports whether calls that count for the worker's fitness had no answer, and

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -125,6 +126,79 @@ func TestHealth_ForgetsASilenceOnceItsOwnCallsAreAnswered(t *testing.T) {
 	}
 	now = now.Add(8 * time.Second)
 	expect("it hangs now", false)
+}
+
+// While the whole database is away, heartbeats have no answers either. When they have, the worker is
+// as fit as the others, which have been through the same.
+func TestHealth_ForgetsASilenceThatHeartbeatsShared(t *testing.T) {
+	t.Parallel()
+	type call struct {
+		of           operation
+		begin, lasts float64 // seconds
+		answered     bool
+	}
+	outage := func(from, to float64) (calls []call) {
+		for at := from; at < to; at++ {
+			calls = append(calls, call{opHeartbeat, at, 0.9, false}, call{opRead, at, 0.95, false})
+		}
+		return append(calls, call{opHeartbeat, to, 0.1, true})
+	}
+	for name, c := range map[string]struct {
+		calls []call
+		at    float64
+		unfit bool
+	}{
+		"the outage goes on":               {outage(0, 9)[:18], 9, true},
+		"it is over":                       {outage(0, 9), 9.2, false},
+		"reads are silent still":           {append(outage(0, 9), call{opRead, 9.2, 5, false}, call{opRead, 14.2, 4, false}), 18, true},
+		"reads were silent long before":    {append([]call{{opRead, -6, 5, false}}, outage(0, 9)...), 9.2, true},
+		"a read hangs since the outage":    {append(outage(0, 9)[:17], call{opHeartbeat, 9, 0.1, true}, call{opRead, 8, 8, false}), 16, false},
+		"the same, for too long":           {append(outage(0, 9)[:17], call{opHeartbeat, 9, 0.1, true}, call{opRead, 8, 9.5, false}), 17.6, true},
+		"the leases ended":                 {outage(0, 16), 16.2, true},
+		"another outage behind it":         {append(outage(0, 4), outage(4.5, 13)...), 13.7, true},
+		"another outage, reads in between": {append(append(outage(0, 4), call{opRead, 4.2, 0.1, true}, call{opHeartbeat, 12.5, 0.1, true}), outage(13, 22)...), 22.2, false},
+	} {
+		start := time.Unix(1000, 0)
+		at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+		h := newHealth(15 * time.Second)
+		type event struct {
+			at float64
+			do func()
+		}
+		var events []event
+		for _, one := range c.calls {
+			events = append(events, event{one.begin, func() { h.begin(one.of, at(one.begin)) }})
+			if one.begin+one.lasts <= c.at {
+				events = append(events, event{one.begin + one.lasts, func() { h.end(one.of, at(one.begin+one.lasts), one.answered) }})
+			}
+		}
+		slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+		for _, e := range events {
+			e.do()
+		}
+		if _, why := h.unfit(at(c.at)); (why != nil) != c.unfit {
+			t.Errorf("%s: unfit: %v, want %t", name, why, c.unfit)
+		}
+	}
+}
+
+// Nor do heartbeats that fail now and then hide that nothing else is answered.
+func TestHealth_ForgetsASharedSilenceOnce(t *testing.T) {
+	t.Parallel()
+	h, start := newHealth(3*time.Second), time.Unix(1000, 0)
+	heartbeats := map[int]bool{0: false, 5: true, 24: true, 25: false, 30: true} // answered or not, by tenths of a second
+	for tenth := range 32 {
+		now := start.Add(time.Duration(tenth) * 100 * time.Millisecond)
+		if answered, due := heartbeats[tenth]; due {
+			h.begin(opHeartbeat, now)
+			h.end(opHeartbeat, now.Add(50*time.Millisecond), answered)
+		}
+		h.begin(opRead, now)
+		h.end(opRead, now.Add(99*time.Millisecond), false)
+		if _, why := h.unfit(now.Add(100 * time.Millisecond)); (why != nil) != (tenth >= 25) {
+			t.Fatalf("after %d tenths of a second: unfit: %v", tenth, why)
+		}
+	}
 }
 
 // A silence may end without a probe that was answered: the worker's own calls have had

@@ -73,6 +73,8 @@ func (w *worker) loop(ctx context.Context) error {
 		case <-timer.C:
 		case <-wake:
 			e.wake()
+		case <-w.health.back:
+			e.databaseBack(time.Now())
 		case answer := <-w.rows:
 			e.read(answer.read, answer.entries, time.Now(), answer.err)
 		case answer := <-w.answers:

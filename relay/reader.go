@@ -7,12 +7,10 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
-	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// reader does the reads that the loop requests. An answer with an error comes after a
-// pause, so that an unreachable database is not queried all the time.
+// reader does the reads that the loop requests.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
 	large := pieces{read: func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
@@ -46,7 +44,7 @@ func (w *worker) reader(ctx context.Context) error {
 			w.checkDue.Store(true)
 			level, attrs := w.failed(&w.failing.reads, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "reading the outbox failed; trying again", append(attrs, "lanes", r.Lanes, "error", err)...)
-			sleep.For(ctx, retry.NextBackOff())
+			r.retryIn = retry.NextBackOff()
 		}
 		w.rows <- answer // has room: one read at a time
 	}

@@ -20,6 +20,7 @@ type read struct {
 	began   time.Time
 	took    time.Duration // without what came in pieces afterwards; 0: until the answer was taken
 	brought int           // bytes, in this time
+	retryIn time.Duration // after an error
 	space   *space        // that large messages take; what comes in pieces adds to it
 
 	// short holds the lanes with a large message that is yet to come (nil), or could
@@ -32,6 +33,7 @@ type reads struct {
 	running bool
 	woken   bool          // something was committed while that read ran
 	stale   bool          // the result of that read is useless
+	retryAt time.Time     // not before, after a failure
 	poll    time.Duration // current poll interval
 	pollAt  time.Time     // dry lanes are read again then
 
@@ -52,7 +54,7 @@ type reads struct {
 // confirmed rows cannot be deleted: what may be repeated after a crash must not grow
 // without bound.
 func (e *engine) nextRead(now time.Time) *read {
-	if e.reads.running || e.removals.undeleted() >= maxUndeleted {
+	if e.reads.running || now.Before(e.reads.retryAt) || e.removals.undeleted() >= maxUndeleted {
 		return nil
 	}
 	if r := e.lookAhead(now); r != nil {
@@ -218,7 +220,7 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reads.running = false
 	woken, inTime := e.reads.woken, err == nil && !e.reads.stale
-	e.reads.woken, e.reads.stale = false, false
+	e.reads.woken, e.reads.stale, e.reads.retryAt = false, false, now.Add(r.retryIn)
 	found, full := 0, false
 	for i, l := range r.lanes {
 		useful := inTime && !now.After(r.trusted[i]) && !l.refetched

@@ -416,3 +416,50 @@ func TestEngine_SendsOnWhereNothingOfARecoveryIsAnswered(t *testing.T) {
 		t.Errorf("%d messages without an answer, and %d have passed", lost, passed)
 	}
 }
+
+// What failed is tried again after a pause, in which nothing is asked of the database, and at once when
+// it answers heartbeats again.
+func TestEngine_TriesAgainWhenTheDatabaseIsBack(t *testing.T) {
+	t.Parallel()
+	const pause = 2 * time.Second
+	lost := errors.New("connection reset")
+	d := newDrive(limits{}, 0, 1)
+	d.add(0, 5, "A", "")
+	d.publishAll(func(*entry) error { return nil })
+	asks := func() (what []string) {
+		if d.nextRead(d.now) != nil {
+			what = append(what, "a read")
+		}
+		if d.removals.next(d.now, true) != nil {
+			what = append(what, "a deletion")
+		}
+		if d.nextTask(d.now) != nil {
+			what = append(what, "a task")
+		}
+		return what
+	}
+	d.now = d.now.Add(pause)
+	r := d.nextRead(d.now)
+	if r == nil || d.removals.next(d.now, true) == nil || d.nextTask(d.now) == nil {
+		t.Fatal("nothing to lose")
+	}
+	r.retryIn = pause
+	d.read(r, nil, d.now, lost)
+	d.removed(d.now, removeAnswer{err: lost, lost: true, retryIn: pause})
+	d.taskDone(d.now, taskAnswer{err: lost, kind: taskCollided, retryIn: pause})
+	d.lanes[0].loaded, d.lanes[1].loaded = true, true // or there is nothing to read
+	for end := d.now.Add(pause / 2); d.now.Before(end); {
+		if what := asks(); len(what) > 0 {
+			t.Fatalf("%q before the pause is over", what)
+		}
+		at := d.wakeAt(d.now)
+		if !at.After(d.now) {
+			t.Fatal("the loop does not rest in the pause")
+		}
+		d.now = at
+	}
+	d.databaseBack(d.now)
+	if what := asks(); len(what) != 3 {
+		t.Errorf("only %q when the database is back", what)
+	}
+}

@@ -324,12 +324,12 @@ func (s *simulation) begin() {
 	}
 }
 
-// end commits or rolls back a random open transaction.
+// end commits or rolls back an open transaction, rather a late one than an early one: rows come late.
 func (s *simulation) end() {
 	if len(s.open) == 0 {
 		return
 	}
-	i := s.rng.IntN(len(s.open))
+	i := max(s.rng.IntN(len(s.open)), s.rng.IntN(len(s.open)))
 	tx := s.open[i]
 	s.open = slices.Delete(s.open, i, i+1)
 	for _, k := range tx.keys {
@@ -348,6 +348,9 @@ func (s *simulation) end() {
 	for _, w := range s.workers {
 		if s.rng.IntN(2) == 0 {
 			w.wake()
+		}
+		if s.rng.IntN(20) == 0 {
+			w.databaseBack(s.now)
 		}
 	}
 }
@@ -426,6 +429,7 @@ func (s *simulation) answerRead(w *simWorker) {
 	r := w.read
 	w.read = nil
 	if s.faults && s.rng.IntN(15) == 0 {
+		r.retryIn = time.Duration(s.rng.IntN(20)) * time.Millisecond
 		w.engine.read(r.read, nil, s.now, errors.New("connection lost"))
 		return
 	}
