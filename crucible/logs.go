@@ -21,7 +21,7 @@ var stateOfLog = []struct{ text, part, state string }{
 	{"rabbitmq blocks publishing", "", "blocked broker"},
 	{"topic unavailable; its messages wait", "NO_ROUTE", "unroutable return"},
 	{"publish failed; retrying to find out whether the message or the topic is at fault", "NO_ROUTE", "unroutable return"},
-	{channelReplaced, "", "channel replaced"},
+	{"rabbitmq channel replaced, messages sent later were confirmed", "", "channel replaced"},
 	{"topic unavailable; its messages wait", "nacked", "nack"},
 	{"message confirmed after all", "", "late confirm"},
 	{"worker is unfit, its lanes go to other workers", "", "unfit worker"},
@@ -37,8 +37,6 @@ var wantedStates = []string{
 	"dead letter", "dead letter replayed", "dead letter of a relay", "unfit worker", "consumer lost",
 }
 
-const channelReplaced = "rabbitmq channel replaced, messages sent later were confirmed"
-
 // readLogs counts the rare states in the logs of the processes, and collects what the database
 // has logged and nothing explains.
 func (c *crucible) readLogs(in *check.Input) error {
@@ -50,13 +48,13 @@ func (c *crucible) readLogs(in *check.Input) error {
 			var entry struct {
 				Time       time.Time
 				Msg, Error string
+				Lane       int
 			}
 			if json.Unmarshal([]byte(line), &entry) != nil {
 				return // not of the logger
 			}
-			if entry.Msg == channelReplaced {
-				// Its confirms were overdue; what was in flight on it is sent again.
-				in.Resent = append(in.Resent, check.Window{From: entry.Time, To: entry.Time.Add(c.lease)})
+			if strings.HasPrefix(entry.Msg, "rabbitmq channel replaced") { // what was in flight on it is sent again
+				in.Resent[entry.Lane] = append(in.Resent[entry.Lane], entry.Time)
 			}
 			for _, s := range stateOfLog {
 				if entry.Msg == s.text && strings.Contains(entry.Error, s.part) {

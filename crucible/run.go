@@ -192,6 +192,11 @@ func (c *crucible) storm(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
+	if len(plan) > 0 && c.only == "" && c.rival == "" {
+		if err := c.encore(within); err != nil {
+			return err
+		}
+	}
 	sleep.For(within, time.Until(c.began.Add(c.time)))
 	return within.Err()
 }

@@ -187,15 +187,9 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 		}},
 		{"a transaction that ran twice", "C3", func(in *check.Input) { in.Sent = append(in.Sent, in.Sent[6]) }},
 		{"an effect of another consumer", "C3", func(in *check.Input) { in.Effects[1].Consumer = "stranger" }},
-		{"a duplicate that nothing explains", "C3", func(in *check.Input) {
-			again := in.Wire[20]
-			again.At = at(9)
-			in.Wire = append(in.Wire, again)
-		}},
+		{"a duplicate that nothing explains", "C3", func(in *check.Input) { again(in, 20, 9) }},
 		{"a duplicate beside the fault of a consumer", "C3", func(in *check.Input) {
-			again := in.Wire[20]
-			again.At = at(9)
-			in.Wire = append(in.Wire, again)
+			again(in, 20, 9)
 			in.Faults = []check.Fault{
 				{Kind: "kill", Target: "ledger-1", Window: check.Window{From: at(1), To: at(1.5)}},
 				{Kind: "topic-without-queue", Target: "topic audit", Window: check.Window{From: at(1), To: at(1.5)}},
@@ -203,10 +197,18 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			}
 		}},
 		{"a duplicate that a fault explains", "", func(in *check.Input) {
-			again := in.Wire[20]
-			again.At = at(9)
-			in.Wire = append(in.Wire, again)
+			again(in, 20, 9)
 			in.Faults = []check.Fault{{Kind: "kill", Target: "relay-1", Window: check.Window{From: at(1), To: at(1.5)}}}
+		}},
+		{"a duplicate of what a channel had in flight that was replaced", "", func(in *check.Input) {
+			again(in, 20, 9)
+			lane := check.LaneOf(in.Wire[20].Key, in.Wire[20].MessageID)
+			in.Resent = map[int][]time.Time{lane: {at(8)}}
+		}},
+		{"a duplicate beside the channel of another lane", "C3", func(in *check.Input) {
+			again(in, 20, 9)
+			lane := check.LaneOf(in.Wire[20].Key, in.Wire[20].MessageID)
+			in.Resent = map[int][]time.Time{(lane + 1) % 32: {at(8)}, lane: {at(9.5)}}
 		}},
 		{"a copy that the recorder got twice", "", func(in *check.Input) {
 			again := in.Wire[20]

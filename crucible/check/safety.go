@@ -121,9 +121,9 @@ func (c *index) once() Result {
 	for id, copies := range c.copies {
 		c.counts.WireDuplicates += len(copies) - 1
 		for i, again := range copies[1:] {
-			if !c.explained(again.Topic, copies[i].At, again.At) {
+			if !c.explained(copies[i], again) {
 				c.counts.Unexplained++
-				r.found("message %s was sent again at %s, and no fault explains it", id, again.At.Format(time.RFC3339Nano))
+				r.found("message %s %s, and no fault explains it", id, c.resent(copies[i], again))
 			}
 		}
 	}
@@ -131,12 +131,30 @@ func (c *index) once() Result {
 }
 
 // explained reports whether a fault of a relay, or of what it needs, lies between two copies
-// of a message of a topic, or ended shortly before the first.
-func (c *index) explained(topic string, first, again time.Time) bool {
-	first = first.Add(-2 * c.Lease)
-	overlaps := func(w Window) bool { return w.From.Before(again) && w.To.After(first) }
-	explains := func(f Fault) bool { return overlaps(f.Window) && mayResend(f, topic) }
-	return slices.ContainsFunc(c.Faults, explains) || slices.ContainsFunc(c.Slow, explains) || slices.ContainsFunc(c.Resent, overlaps)
+// of a message, or ended shortly before the first; or a relay has replaced the channel of its lane.
+func (c *index) explained(copied, again *Copy) bool {
+	first := copied.At.Add(-2 * c.Lease)
+	explains := func(f Fault) bool {
+		return f.From.Before(again.At) && f.To.After(first) && mayResend(f, again.Topic)
+	}
+	replaced := func(at time.Time) bool { return at.After(first) && at.Before(again.At) }
+	return slices.ContainsFunc(c.Faults, explains) || slices.ContainsFunc(c.Slow, explains) ||
+		slices.ContainsFunc(c.Resent[LaneOf(again.Key, again.MessageID)], replaced)
+}
+
+// resent tells where, when and by whom a message was sent and then sent again.
+func (c *index) resent(first, again *Copy) string {
+	lane := LaneOf(first.Key, first.MessageID)
+	by := func(at time.Time) string {
+		for _, t := range tenures(c.LaneWrites)[lane] {
+			if !at.Before(t.From) && at.Before(t.To) {
+				return fmt.Sprintf("%s, which took the lane at %s", t.relay, t.From.Format(clock))
+			}
+		}
+		return "no known relay"
+	}
+	return fmt.Sprintf("of topic %s and lane %d was sent at %s by %s, and again at %s by %s", first.Topic, lane,
+		first.At.Format(clock), by(first.At), again.At.Format(clock), by(again.At))
 }
 
 // mayResend reports whether a fault can be the cause that a relay sends a message again.
