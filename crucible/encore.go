@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -27,13 +28,19 @@ func (c *crucible) encore(ctx context.Context) error {
 	if err := c.readLogs(seen); err != nil {
 		return err
 	}
-	kinds := c.hurt.faults()
+	kinds := map[string]fault{}
+	for _, f := range c.hurt.faults() {
+		kinds[f.Name] = f
+	}
 	for _, state := range slices.Sorted(maps.Keys(encores)) {
 		if seen.States[state] > 0 {
 			continue
 		}
 		say("crucible: no %s so far, so %s once more", state, encores[state])
-		f := kinds[slices.IndexFunc(kinds, func(f fault) bool { return f.Name == encores[state] })]
+		f, ok := kinds[encores[state]]
+		if !ok {
+			return fmt.Errorf("no kind of fault is named %q", encores[state])
+		}
 		if err := c.hurt.strike(ctx, f, nemesis.Fault{Kind: f.Name, Target: f.Targets[0], For: f.Max}); err != nil {
 			return err
 		}

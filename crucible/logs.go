@@ -49,11 +49,13 @@ func (c *crucible) readLogs(in *check.Input) error {
 				Time       time.Time
 				Msg, Error string
 				Lane       int
+				InFlight   *int `json:"in_flight"` // nil: some
 			}
 			if json.Unmarshal([]byte(line), &entry) != nil {
 				return // not of the logger
 			}
-			if strings.HasPrefix(entry.Msg, "rabbitmq channel replaced") { // what was in flight on it is sent again
+			inFlight := entry.InFlight == nil || *entry.InFlight > 0
+			if inFlight && strings.HasPrefix(entry.Msg, "rabbitmq channel replaced") { // and what was is sent again
 				in.Resent[entry.Lane] = append(in.Resent[entry.Lane], entry.Time)
 			}
 			for _, s := range stateOfLog {

@@ -31,10 +31,10 @@
 // database's. Nothing depends on a session, so a pooler in transaction mode is fine.
 //
 // The worker bounds the time of every database call, even if the driver never returns.
-// A worker without an answer for half of Config.Lease is unfit: it gives its lanes to
-// others until the database answers again. [Relay.Ready] reports that. A lock that
-// another program holds on an outbox row delays the deletion of that row, and nothing
-// else.
+// A worker whose heartbeats are answered, but calls of another kind are not for half of
+// Config.Lease, is unfit: it gives its lanes to others until they are. [Relay.Ready]
+// reports that. A lock that another program holds on an outbox row delays the deletion of
+// that row, and nothing else.
 //
 // # Pauses
 //

@@ -57,9 +57,9 @@ const maxAbandoned = 16
 // read does not. So an answer does not end a silence until there has been no other for
 // a while.
 //
-// A silence that heartbeats shared was the whole database's: it is forgotten once they are
-// answered in time for the leases. Otherwise all workers would be unfit for a while after each
-// outage, and the first to recover would get the lanes of all others.
+// A silence that heartbeats share is the whole database's: it does not count before the lease has
+// ended, and is forgotten once heartbeats are answered. Otherwise all workers would be unfit for a
+// while after each outage, and the first to recover would get the lanes of all others.
 //
 // Calls of the upkeep do not count, see upkeepLease. Nor do heartbeats: without them the
 // leases end by themselves. Nor do reads of pauses: those read last apply. Nor do
@@ -120,7 +120,7 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	k := &h.kinds[o]
 	k.busy = time.Time{}
 	if answered && o == opHeartbeat && k.lost > 0 && !k.answered {
-		h.forgive(k.since, now)
+		h.forgive(now)
 		raise(h.back)
 	}
 	switch {
@@ -143,17 +143,20 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	raise(h.silence)
 }
 
-// forgive forgets silences that began with that of the heartbeats, which is over. A lease that has
-// ended meanwhile is no reason to: others have the lanes. A kind that is silent again afterwards
-// is not forgiven before it has been answered, or heartbeats that fail now and then would hide it.
-func (h *health) forgive(since, now time.Time) {
-	if now.Sub(since) > h.lease {
-		return
-	}
+// shared reports whether a silence began with that of the heartbeats, which goes on. When the lease has
+// ended, others have the lanes, and it counts. A kind that is silent again after that was forgotten
+// counts until it is answered, or heartbeats that fail now and then would hide it.
+func (h *health) shared(k *contact, now time.Time) bool {
+	beats := &h.kinds[opHeartbeat]
+	silent := beats.lost > 0 && !beats.answered || beats.hangs(now, h.short())
+	return silent && now.Sub(beats.since) <= h.lease && !k.forgiven && !k.since.Before(beats.since.Add(-h.full))
+}
+
+// forgive forgets the silences that the heartbeats share, as these are answered again.
+func (h *health) forgive(now time.Time) {
 	for o := range h.kinds {
 		k := &h.kinds[o]
-		began := !k.since.Before(since.Add(-h.full))
-		if apart(operation(o)) || k.forgiven || !began || k.lost == 0 && !k.hangs(now, h.short()) {
+		if apart(operation(o)) || !h.shared(k, now) || k.lost == 0 && !k.hangs(now, h.short()) {
 			continue
 		}
 		*k = contact{busy: k.busy, limit: k.limit, forgiven: true}
@@ -201,10 +204,11 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for o := range operations {
-		if apart(o) {
+		k := &h.kinds[o]
+		if apart(o) || h.shared(k, now) {
 			continue
 		}
-		if silent := h.kinds[o].silent(now, h.short()); silent > h.maxSilence && silent-h.maxSilence >= since {
+		if silent := k.silent(now, h.short()); silent > h.maxSilence && silent-h.maxSilence >= since {
 			why, since = fmt.Errorf("no answer from the database for %v to: %v", silent.Truncate(time.Second), o), silent-h.maxSilence
 		}
 	}

@@ -148,7 +148,8 @@ func TestHealth_ForgetsASilenceThatHeartbeatsShared(t *testing.T) {
 		at    float64
 		unfit bool
 	}{
-		"the outage goes on":               {outage(0, 9)[:18], 9, true},
+		"the outage goes on":               {outage(0, 9)[:18], 9, false},
+		"it goes on when the lease ends":   {outage(0, 17)[:34], 17, true},
 		"it is over":                       {outage(0, 9), 9.2, false},
 		"reads are silent still":           {append(outage(0, 9), call{opRead, 9.2, 5, false}, call{opRead, 14.2, 4, false}), 18, true},
 		"reads were silent long before":    {append([]call{{opRead, -6, 5, false}}, outage(0, 9)...), 9.2, true},

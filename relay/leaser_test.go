@@ -202,3 +202,37 @@ func TestLeaser_FindsWhatNobodyRenews(t *testing.T) {
 		t.Fatalf("unrenewed are %v, %v; want the dead worker and its two lanes", old, gone)
 	}
 }
+
+// The heartbeat that ends an outage tells others that the worker is fit, as they are: their rows are of
+// before the outage, and it would give them all its lanes.
+func TestLeaser_KeepsItsLanesAfterAnOutageForAll(t *testing.T) {
+	t.Parallel()
+	const lease = 15 * time.Second
+	w := &worker{owner: "me", cfg: Config{Lease: lease}, health: newHealth(lease)}
+	s, now := newLeaser(w), time.Now()
+	for at := now.Add(-9 * time.Second); at.Before(now); at = at.Add(time.Second) {
+		for _, o := range []operation{opHeartbeat, opRead} {
+			w.health.begin(o, at)
+			w.health.end(o, at.Add(900*time.Millisecond), false)
+		}
+	}
+	me := s.identity(false)
+	w.health.begin(opHeartbeat, now)
+	w.health.end(opHeartbeat, now, true)
+	var leases []relaystore.Lease
+	var held []int
+	for lane := range outbox.Lanes {
+		owner := "other"
+		if lane%2 == 0 {
+			owner, held = "me", append(held, lane)
+		}
+		leases = append(leases, relaystore.Lease{Lane: lane, Owner: owner, Left: lease})
+	}
+	peers := []relaystore.Worker{{Owner: "me", Ready: me.Ready}, {Owner: "other", Ready: true}}
+	if share := divide("me", peers, leases, held, func(int) bool { return true }, nil, lease); len(share.give) > 0 {
+		t.Errorf("gives back %d of %d lanes; problem %q", len(share.give), len(held), me.Problem)
+	}
+	if again := s.identity(false); !again.Ready {
+		t.Errorf("then it is not ready: %s", again.Problem)
+	}
+}

@@ -24,7 +24,10 @@ type readings struct {
 }
 
 func (r *readings) around(_ *tapConn, text string, args []driver.NamedValue) func() error {
-	if len(args) < 3 || !strings.Contains(text, r.table) || !strings.Contains(text, "order by") || strings.Contains(text, "delete") || strings.Contains(text, "insert") {
+	read := strings.Contains(text, "outbox_read") || // PostgreSQL
+		strings.Contains(text, r.table) && strings.Contains(text, "order by") && !strings.Contains(text, "delete") && !strings.Contains(text, "insert")
+	ahead := strings.Contains(text, "materialized") // a look at the newest rows, while the topic is in doubt
+	if len(args) < 3 || !read || ahead {
 		return nil
 	}
 	// The keys come after the rows that are known.
@@ -79,10 +82,10 @@ func TestRelay_OtherKeysPayNothingForAParkedOne(t *testing.T) {
 		commit(t, box, behind...)
 		parked := func() int { return p.count(t, `select count(*) from {{parked}}`) }
 		eventually(t, "the key is parked", func() bool { return parked() == len(behind) })
-		r.aside.Store(0)
 		refusals := run.outcomes(t, "refused")
 		beside := others(1)
-		for run.outcomes(t, "refused") < refusals+5 {
+		r.aside.Store(0) // by now the relay knows that it is
+		for first := true; first || run.outcomes(t, "refused") < refusals+5; first = false {
 			beside = min(beside, others(len(all)/(commits*each)))
 		}
 		if n := parked(); n != len(behind) {

@@ -33,7 +33,7 @@ type reply struct {
 
 // answer serves calls. Lanes that a worker has just taken, or whose connection was lost, all need a
 // channel at once, and a busy broker answers late: one after the other, the last of 32 lanes
-// would wait for 64 answers. So nothing waits for anything else.
+// would wait for 64 answers. So requests are made side by side.
 func (l *link) answer() {
 	for {
 		select {

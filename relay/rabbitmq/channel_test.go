@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/relay"
@@ -388,9 +389,41 @@ func TestChannel_IsReplacedWhenTheOthersAreAnswered(t *testing.T) {
 			t.Fatalf("replaced: %t; %d in flight, %d pending", l.channel != ch, ch.unresolved, l.pending.len())
 		}
 	}
+	to.blocked.Store(true) // by an alarm: nothing can be answered, and no other channel be opened
+	ch.leaving = ch.leaving.Add(-time.Minute)
+	l.step(t.Context())
+	if l.channel != ch || outcomes[2] != nil {
+		t.Fatalf("replaced while the broker is blocked; outcomes %v", outcomes)
+	}
+	to.blocked.Store(false)
+	to.unblockedAt.Store(time.Now().UnixNano())
+	l.step(t.Context())
+	if l.channel != ch {
+		t.Fatal("replaced as soon as the broker goes on")
+	}
 	other.confirm = answer{acked: true}
 	l.step(t.Context())
 	if l.channel != nil || outcomes[2] != nil || len(l.retired) != 1 || !errors.Is(outcomes[3], relay.ErrInterrupted) {
 		t.Errorf("replaced: %t; outcomes %v", l.channel == nil, outcomes)
+	}
+}
+
+// A lane that waited for a channel of a connection that was lost compares nothing with what was
+// confirmed there: its own first message would seem to be overtaken.
+func TestLane_ForgetsTheMarksOfAConnectionThatGaveItNoChannel(t *testing.T) {
+	l, lost := fakeLane()
+	l.running.settings.Logger = slog.New(slog.DiscardHandler)
+	l.running.settings.topology = wamqp.NewDurablePubSubConfig("", nil)
+	lost.mark("orders").reach(5_000_000_000)
+	l.inbox.put(newBatch(t.Context(), []*relay.Message{{ID: 1, Topic: "orders"}}, func(*relay.Message, error) {}))
+	l.step(t.Context())
+	next := &link{running: l.running, calls: newMailbox[call](make(chan struct{}, 1)), marks: map[string]*mark{}}
+	l.running.enter(state{link: next})
+	l.step(t.Context())
+	if l.asked != next {
+		t.Fatal("no channel is asked for")
+	}
+	if r := l.route(next, "orders"); r.confirmed != next.mark("orders") {
+		t.Errorf("%d bytes count as confirmed, %d are", r.confirmed.Load(), next.mark("orders").Load())
 	}
 }

@@ -207,6 +207,8 @@ func (l *lane) publish(now *state) {
 		l.failPending(0, now.err)
 	case now.link == nil || now.link.blocked.Load() || l.asked != nil:
 	case l.channel == nil:
+		l.latest = nil // of a connection that was lost before it gave the lane a channel
+		clear(l.routes)
 		c := call{lane: l, open: true}
 		if r := l.route(now.link, l.pending.all()[0].message.Topic); r.refusal == nil {
 			c.declare = r

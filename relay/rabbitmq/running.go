@@ -78,7 +78,7 @@ func (r *running) enter(s state) {
 func (r *running) unlessConnected() *time.Timer {
 	awaited := r.state.Load()
 	return time.AfterFunc(r.settings.ConfirmTimeout/unheard, func() {
-		if awaited.err == nil && r.state.CompareAndSwap(awaited, &state{err: unavailableNoConnection}) {
+		if r.state.CompareAndSwap(awaited, &state{err: unavailableNoConnection}) {
 			r.pokeLanes()
 		}
 	})
@@ -92,10 +92,10 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	wait.Reset()
 	var failures repeats.Series
 	var last string // that it was connected to
+	overdue := r.unlessConnected()
+	defer func() { overdue.Stop() }()
 	for {
-		overdue := r.unlessConnected()
 		link, err := dial(ctx, r, dialer, group)
-		overdue.Stop()
 		if err != nil && ctx.Err() != nil {
 			return
 		}
@@ -109,6 +109,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			}
 			continue
 		}
+		overdue.Stop()
 		attrs, report := failures.Over()
 		level := slog.LevelDebug
 		if report || link.shown != last {
@@ -124,6 +125,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			return
 		}
 		r.enter(state{})
+		overdue = r.unlessConnected()
 		_ = link.net.Close() // sends what amqp091-go has written; always nil
 		level, attrs = failures.Failed(slog.LevelWarn, err.Error())
 		log.Log(ctx, level, "rabbitmq connection lost, reconnecting", append(attrs, "uri", link.shown, "error", err)...)

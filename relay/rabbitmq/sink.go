@@ -26,8 +26,8 @@ var _ relay.Sink = (*Sink)(nil)
 //
 // Confirms are always awaited, and messages are always published persistent and mandatory,
 // regardless of cfg.Publish and the marshaler; ChannelPoolSize has no effect. Marshaler,
-// GenerateName and GenerateRoutingKey are called concurrently; the names must depend on
-// the topic alone.
+// TopologyBuilder, GenerateName and GenerateRoutingKey are called concurrently; the names must
+// depend on the topic alone.
 func New(cfg wamqp.Config, opts Config) (*Sink, error) {
 	s, err := resolve(cfg, opts)
 	if err != nil {

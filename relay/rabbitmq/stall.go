@@ -90,7 +90,8 @@ const (
 // also the time after which a channel that replaced a stalled one is replaced itself, once, if
 // nothing of the topic was confirmed on it: one that first publishes to a quorum queue whose
 // leader is frozen is not told of the next leader, until the node is back or counts as down after
-// a minute. One that has published before is.
+// a minute. One that has published before is. A channel that is about to be replaced waits as long for
+// its last answers, and so do messages for a connection.
 const unheard = 30
 
 // grace keeps a queue that is merely slower than others from getting everything
@@ -146,7 +147,8 @@ func (l *lane) replaceNacking(ctx context.Context) bool {
 	case c.leaving.IsZero():
 		c.leaving = now
 	}
-	if c.waiting > 0 && now.Sub(c.leaving) <= l.running.settings.ConfirmTimeout/unheard {
+	since := time.Unix(0, max(c.leaving.UnixNano(), c.link.unblockedAt.Load()))
+	if c.waiting > 0 && (c.link.blocked.Load() || now.Sub(since) <= l.running.settings.ConfirmTimeout/unheard) {
 		return false
 	}
 	switch {
