@@ -360,7 +360,7 @@ func TestEngine_IsolatedLanesTakeTurnsBesideBusyOnes(t *testing.T) {
 // Nothing at all of a recovery is answered: no more is sent than the window allows.
 func TestEngine_ASilentRecoveryFillsTheWindowAtMost(t *testing.T) {
 	t.Parallel()
-	d := newDrive(limits{lease: 3 * time.Second, window: 6}, 0, 1)
+	d := newDrive(limits{lease: 3 * time.Second, window: letOut + 4}, 0, 1)
 	down := true
 	d.answer = func(*entry) error {
 		switch {
@@ -393,7 +393,7 @@ func TestEngine_SendsOnWhereNothingOfARecoveryIsAnswered(t *testing.T) {
 		switch {
 		case down:
 			return errNack
-		case lost < 2 && d.circuits.room > 0: // all of the room
+		case lost < letOut && d.circuits.room > 0: // all of the room
 			lost++
 			return errSilence
 		}
@@ -412,8 +412,38 @@ func TestEngine_SendsOnWhereNothingOfARecoveryIsAnswered(t *testing.T) {
 			t.Fatal("the worker sleeps for longer than until it may send one more")
 		}
 	})
-	if passed := d.passed["topic 0"] + d.passed["topic 1"]; lost != 2 || passed != 400-lost {
+	if passed := d.passed["topic 0"] + d.passed["topic 1"]; lost != letOut || passed != 400-lost {
 		t.Errorf("%d messages without an answer, and %d have passed", lost, passed)
+	}
+}
+
+// A broker that is slow after its outage has confirmed a hundred messages after six answers, one after the
+// other.
+func TestEngine_RecoversInFewAnswers(t *testing.T) {
+	t.Parallel()
+	const answer = 300 * time.Millisecond
+	d := newDrive(limits{lease: 3 * time.Second}, upTo(8)...)
+	d.answer = func(*entry) error { return errNack }
+	for n := range 8 {
+		d.add(n, 100, fmt.Sprint("topic ", n%2), "")
+	}
+	d.run(3*time.Second, 10*time.Millisecond, nil)
+	if !d.circuits.sinkDown {
+		t.Fatal("the sink is not down")
+	}
+	passed, first := 0, time.Time{}
+	confirm := d.confirmAfter(answer, func(*entry) {
+		if passed++; first.IsZero() {
+			first = d.now // of the probe
+		}
+	})
+	d.run(10*time.Second, 10*time.Millisecond, func() {
+		if first.IsZero() || d.now.Sub(first) < 5*answer {
+			confirm()
+		}
+	})
+	if passed < 100 {
+		t.Errorf("%d messages have passed", passed)
 	}
 }
 
