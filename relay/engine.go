@@ -213,7 +213,7 @@ func (e *engine) forgetUnsent() {
 
 // databaseBack ends the pauses after failures: the database answers heartbeats again.
 func (e *engine) databaseBack(now time.Time) {
-	pauses := []*time.Time{&e.reads.retryAt, &e.removals.retryAt, &e.tasks.retryAt, &e.tasks.loadAt, &e.tasks.retriedAt, &e.tasks.crashesAt}
+	pauses := []*time.Time{&e.reads.retryAt, &e.removals.retryAt, &e.tasks.retryAt, &e.tasks.loadAt, &e.tasks.retriedAt, &e.tasks.crashesAt, &e.due.at}
 	for _, l := range e.lanes {
 		if l != nil {
 			pauses = append(pauses, &l.taskAt, &l.readAt)

@@ -84,7 +84,7 @@ type contact struct {
 	answered bool          // others have had one
 	busy     time.Time     // when the call began that runs; zero: none does
 	limit    time.Duration // of the next call; 0: full
-	forgiven bool          // a silence has been, and no call was answered since then
+	forgiven time.Time     // when a silence was forgotten; zero: never, or a call was answered since
 }
 
 // callLeast is the minimum time of a call, however short the lease: calls wait a little
@@ -119,7 +119,7 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	defer h.mu.Unlock()
 	k := &h.kinds[o]
 	k.busy = time.Time{}
-	if answered && o == opHeartbeat && k.lost > 0 && !k.answered {
+	if answered && o == opHeartbeat && k.lost > 0 {
 		h.forgive(now)
 		raise(h.back)
 	}
@@ -127,8 +127,11 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	case answered && now.Sub(k.last) > h.maxSilence:
 		*k = contact{}
 		return
+	case answered && o == opHeartbeat: // the outage is over
+		*k = contact{last: k.last, limit: k.limit}
+		return
 	case answered:
-		k.answered = true
+		k.answered, k.forgiven = true, time.Time{}
 		return
 	case k.limit == 0 || k.limit >= h.full:
 		k.limit = h.short()
@@ -144,12 +147,13 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 }
 
 // shared reports whether a silence began with that of the heartbeats, which goes on. When the lease has
-// ended, others have the lanes, and it counts. A kind that is silent again after that was forgotten
-// counts until it is answered, or heartbeats that fail now and then would hide it.
+// ended, others have the lanes, and it counts. What goes on since a silence was forgotten counts, too,
+// or heartbeats that fail now and then would hide it.
 func (h *health) shared(k *contact, now time.Time) bool {
 	beats := &h.kinds[opHeartbeat]
-	silent := beats.lost > 0 && !beats.answered || beats.hangs(now, h.short())
-	return silent && now.Sub(beats.since) <= h.lease && !k.forgiven && !k.since.Before(beats.since.Add(-h.full))
+	silent := beats.lost > 0 || beats.hangs(now, h.short())
+	again := !k.forgiven.IsZero() && k.since.Sub(k.forgiven) < h.maxSilence
+	return silent && now.Sub(beats.since) <= h.lease && !again && !k.since.Before(beats.since.Add(-h.full))
 }
 
 // forgive forgets the silences that the heartbeats share, as these are answered again.
@@ -159,7 +163,7 @@ func (h *health) forgive(now time.Time) {
 		if apart(operation(o)) || !h.shared(k, now) || k.lost == 0 && !k.hangs(now, h.short()) {
 			continue
 		}
-		*k = contact{busy: k.busy, limit: k.limit, forgiven: true}
+		*k = contact{busy: k.busy, limit: k.limit, forgiven: now}
 		if !k.busy.IsZero() {
 			k.since = now
 		}

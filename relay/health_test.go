@@ -158,6 +158,9 @@ func TestHealth_ForgetsASilenceThatHeartbeatsShared(t *testing.T) {
 		"the leases ended":                 {outage(0, 16), 16.2, true},
 		"another outage behind it":         {append(outage(0, 4), outage(4.5, 13)...), 13.7, true},
 		"another outage, reads in between": {append(append(outage(0, 4), call{opRead, 4.2, 0.1, true}, call{opHeartbeat, 12.5, 0.1, true}), outage(13, 22)...), 22.2, false},
+		"another outage at once":           {append(append(outage(0, 2), call{opRead, 2.2, 0.1, true}), outage(4, 13)...), 13.2, false},
+		"another one, and a read hung over": {append(append(outage(0, 6)[:11], call{opHeartbeat, 6, 0.1, true}, call{opRead, 5, 2.5, false},
+			call{opRead, 7.6, 0.1, true}), outage(10, 19)...), 19.2, false},
 	} {
 		start := time.Unix(1000, 0)
 		at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
