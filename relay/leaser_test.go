@@ -235,4 +235,9 @@ func TestLeaser_KeepsItsLanesAfterAnOutageForAll(t *testing.T) {
 	if again := s.identity(false); !again.Ready {
 		t.Errorf("then it is not ready: %s", again.Problem)
 	}
+	select {
+	case <-w.health.back:
+	default:
+		t.Error("the loop is not told, and waits for the ends of its pauses")
+	}
 }
