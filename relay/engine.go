@@ -211,12 +211,16 @@ func (e *engine) forgetUnsent() {
 	e.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
 }
 
-// databaseBack ends the pauses after failures: the database answers heartbeats again.
+// databaseBack ends the pauses after failures: the database answers heartbeats again. Not those of a
+// lane that could not be read while others were: reading it may be what stopped the database.
 func (e *engine) databaseBack(now time.Time) {
 	pauses := []*time.Time{&e.reads.retryAt, &e.removals.retryAt, &e.tasks.retryAt, &e.tasks.loadAt, &e.tasks.retriedAt, &e.tasks.crashesAt, &e.due.at}
 	for _, l := range e.lanes {
 		if l != nil {
-			pauses = append(pauses, &l.taskAt, &l.readAt)
+			pauses = append(pauses, &l.taskAt)
+			if l.unreadable <= 1 {
+				pauses = append(pauses, &l.readAt)
+			}
 		}
 	}
 	for _, until := range pauses {

@@ -85,7 +85,6 @@ func (l *link) openChannel(window int) (*channel, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.openedAt.Store(time.Now().UnixNano())
 	return c, nil
 }
 
@@ -175,7 +174,9 @@ func (l *link) forgetDeclared() {
 // within runs a request that the broker answers. amqp091-go waits for the answer without a
 // limit. If it does not arrive within CallTimeout, the connection is dropped, which makes
 // every request fail. A blocked broker reads no requests, so the wait goes on. It begins anew with
-// each channel that is opened: a slow broker opens those of all lanes one after the other.
+// each other request that is granted: a slow broker opens the channels of all lanes one after the
+// other, and a TopologyBuilder may let declarations wait for each other. What is refused would be
+// asked for again and again, and make a request that hangs wait for ever.
 func (l *link) within(request func() error) error {
 	limit := l.running.settings.CallTimeout
 	answered := make(chan error, 1)
@@ -185,13 +186,16 @@ func (l *link) within(request func() error) error {
 	for {
 		select {
 		case err := <-answered:
+			if err == nil {
+				l.grantedAt.Store(time.Now().UnixNano())
+			}
 			return err
 		case <-timer.C:
 			if l.blocked.Load() {
 				timer.Reset(limit)
 				continue
 			}
-			moved := time.Unix(0, max(l.openedAt.Load(), l.unblockedAt.Load()))
+			moved := time.Unix(0, max(l.grantedAt.Load(), l.unblockedAt.Load()))
 			if rest := limit - time.Since(moved); rest > 0 {
 				timer.Reset(rest)
 				continue

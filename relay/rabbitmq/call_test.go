@@ -6,16 +6,23 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // A slow broker opens the channels of all lanes one after the other, and each lane waits for the
-// sum. Nor may a call fail as soon as a broker that has blocked for long goes on.
-func TestLink_CallsWaitAsLongAsChannelsAreOpened(t *testing.T) {
+// sum. So do declarations that a TopologyBuilder serializes. Nor may a call fail as soon as a broker
+// that has blocked for long goes on.
+func TestLink_CallsWaitAsLongAsOthersAreGranted(t *testing.T) {
 	t.Parallel()
 	const limit, steps, step = 10 * time.Second, 5, 8 * time.Second
-	for name, move := range map[string]func(*link){
-		"channels are opened":    func(l *link) { l.openedAt.Store(time.Now().UnixNano()) },
-		"the broker was blocked": func(l *link) { l.unblockedAt.Store(time.Now().UnixNano()) },
+	for name, c := range map[string]struct {
+		move func(*link)
+		want time.Duration
+	}{
+		"others are granted":     {func(l *link) { _ = l.within(func() error { return nil }) }, steps*step + limit},
+		"others are refused":     {func(l *link) { _ = l.within(func() error { return amqp.ErrClosed }) }, limit},
+		"the broker was blocked": {func(l *link) { l.unblockedAt.Store(time.Now().UnixNano()) }, steps*step + limit},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -24,19 +31,22 @@ func TestLink_CallsWaitAsLongAsChannelsAreOpened(t *testing.T) {
 				defer there.Close() //nolint:errcheck // of a pipe
 				l := &link{running: &running{settings: &settings{Config: Config{CallTimeout: limit}}}, net: newBatchConn(here, 0, func() {})}
 				go l.net.flush()
+				moved := make(chan struct{})
 				go func() {
+					defer close(moved)
 					for range steps {
 						time.Sleep(step)
-						move(l)
+						c.move(l)
 					}
 				}()
+				defer func() { <-moved }()
 				begin := time.Now()
 				err := l.within(func() error { // ends with the connection, without an answer
 					_, err := here.Read(make([]byte, 1))
 					return err
 				})
-				if took := time.Since(begin); took != steps*step+limit || !errors.Is(err, errCallTimeout) {
-					t.Errorf("%v after %s, want a timeout after %s", err, took, steps*step+limit)
+				if took := time.Since(begin); took != c.want || !errors.Is(err, errCallTimeout) {
+					t.Errorf("%v after %s, want a timeout after %s", err, took, c.want)
 				}
 			})
 		})

@@ -29,14 +29,15 @@
 //
 //	delivered    confirmed, not returned
 //	refused      unroutable, not to be marshalled, larger than AMQP or the broker allows
-//	interrupted  its channel did not answer, while others did, and was replaced
+//	interrupted  its channel was replaced: it did not answer while others did, or only
+//	             nacked a topic
 //	unavailable  everything else: no connection, blocked broker, nack, channel or
 //	             connection closed, exchange missing or forbidden, no answer in time
 //
 // A confirm counts whenever it arrives. A message whose context has ended stays in flight.
 // If it is passed to the sink again meanwhile, the copy in flight serves, and a confirm
 // that arrives before that is reported as a second outcome. So a broker or network that is
-// slow gets every message once.
+// slow gets every message once, unless the channel is replaced meanwhile.
 //
 // A channel is judged by its progress, not by the age of its messages. It is stalled when
 // it does not answer for 5 s (a sixth of Config.ConfirmTimeout) although messages of the

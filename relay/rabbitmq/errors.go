@@ -31,7 +31,8 @@ var (
 	ErrUnanswered = errors.New("rabbitmq: no confirm in time")
 
 	// ErrNacked is the unavailable outcome of messages that the broker nacked: a queue is
-	// full and rejects publishing, or failed to store.
+	// full and rejects publishing, or failed to store. Others of the lane are interrupted with it
+	// when their channel is replaced, because it only nacks.
 	ErrNacked = errors.New("rabbitmq: nacked by the broker")
 
 	// ErrStalled is the unavailable outcome of messages on a channel that was replaced

@@ -29,7 +29,7 @@ type link struct {
 
 	blocked     atomic.Bool
 	unblockedAt atomic.Int64 // Unix nanoseconds, 0 if it never was blocked
-	openedAt    atomic.Int64 // Unix nanoseconds of the last channel that was opened
+	grantedAt   atomic.Int64 // Unix nanoseconds of the last request that was granted
 	answeredAt  atomic.Int64 // Unix nanoseconds of the last confirm or nack, on any channel
 	answered    mark         // of all messages
 

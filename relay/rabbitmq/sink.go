@@ -27,7 +27,8 @@ var _ relay.Sink = (*Sink)(nil)
 // Confirms are always awaited, and messages are always published persistent and mandatory,
 // regardless of cfg.Publish and the marshaler; ChannelPoolSize has no effect. Marshaler,
 // TopologyBuilder, GenerateName and GenerateRoutingKey are called concurrently; the names must
-// depend on the topic alone.
+// depend on the topic alone. A TopologyBuilder must return when its channel is closed: a declaration
+// that does not return keeps Run from returning, and costs the connection each CallTimeout.
 func New(cfg wamqp.Config, opts Config) (*Sink, error) {
 	s, err := resolve(cfg, opts)
 	if err != nil {
