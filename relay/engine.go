@@ -80,6 +80,8 @@ type engine struct {
 	tasks      tasks      // reads and writes of retrying messages and dead letters
 	due        due        // when to look for retrying messages that are due
 	budget     budget     // how many retrying messages may fail again
+
+	backAt time.Time // when the database was last found to be back
 }
 
 func newEngine(l limits) *engine {
@@ -214,6 +216,7 @@ func (e *engine) forgetUnsent() {
 // databaseBack ends the pauses after failures: the database answers heartbeats again. Not those of a
 // lane that could not be read while others were: reading it may be what stopped the database.
 func (e *engine) databaseBack(now time.Time) {
+	e.backAt = now
 	pauses := []*time.Time{&e.reads.retryAt, &e.removals.retryAt, &e.tasks.retryAt, &e.tasks.loadAt, &e.tasks.retriedAt, &e.tasks.crashesAt, &e.due.at}
 	for _, l := range e.lanes {
 		if l != nil {
@@ -228,6 +231,15 @@ func (e *engine) databaseBack(now time.Time) {
 			*until = now
 		}
 	}
+}
+
+// againAt returns when to try again a call that failed. Of one that began before the database was
+// back nothing follows: it hung over the end of the outage.
+func (e *engine) againAt(now, began time.Time, retryIn time.Duration) time.Time {
+	if began.Before(e.backAt) {
+		return now
+	}
+	return now.Add(retryIn)
 }
 
 // wakeAt returns the time at which something is to be done even without an event.

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/outboxstore"
@@ -74,9 +72,8 @@ type health struct {
 	silence chan struct{} // signaled by each call without an answer; see doctor
 	back    chan struct{} // signaled when heartbeats are answered again; see loop
 
-	mu     sync.Mutex // guards what follows
-	kinds  [operations]contact
-	backAt time.Time // when heartbeats were last answered again; zero: never lost
+	mu    sync.Mutex // guards what follows
+	kinds [operations]contact
 }
 
 // contact is the state of one kind of operation, which has one call at a time.
@@ -124,7 +121,6 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	k.busy = time.Time{}
 	if answered && o == opHeartbeat && k.lost > 0 {
 		h.forgive(now)
-		h.backAt = now
 		raise(h.back)
 	}
 	switch {
@@ -172,18 +168,6 @@ func (h *health) forgive(now time.Time) {
 			k.since = now
 		}
 	}
-}
-
-// rest returns how long to wait after a call that failed. Of one that began before the database was
-// back nothing follows: it is tried again at once, and the next one has begun later.
-func (h *health) rest(retry backoff.BackOff, began time.Time) time.Duration {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if began.Before(h.backAt) {
-		retry.Reset()
-		return 0
-	}
-	return retry.NextBackOff()
 }
 
 // doubtful reports whether calls that count for the worker's fitness had no answer, and

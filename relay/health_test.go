@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"database/sql/driver"
 	"errors"
 	"log/slog"
 	"slices"
@@ -233,50 +232,6 @@ func TestHealth_ProbesEndNoSilenceOfHeartbeats(t *testing.T) {
 	if _, why := h.unfit(now); why == nil {
 		t.Error("a silence counts as shared although the lease ended long ago")
 	}
-}
-
-// A call may hang over the end of an outage. Its failure says nothing about the database that is back.
-func TestTaskRunner_DoesNotRestAfterACallOfBeforeTheEndOfAnOutage(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := &worker{
-			health: newHealth(15 * time.Second), bounds: bounded.New(maxAbandoned), log: slog.New(slog.DiscardHandler),
-			tasks: make(chan *task), taskAnswers: make(chan taskAnswer, 1),
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- w.taskRunner(ctx) }()
-		rest := func(meanwhile func()) time.Duration {
-			w.tasks <- &task{do: func(taskContext) (func(), error) {
-				time.Sleep(time.Second)
-				meanwhile()
-				time.Sleep(time.Second)
-				return nil, driver.ErrBadConn
-			}}
-			return (<-w.taskAnswers).retryIn
-		}
-		rests := func(n int) (sum time.Duration) {
-			for range n {
-				sum += rest(func() {})
-			}
-			return sum
-		}
-		for range 3 {
-			if rests(10) == 0 {
-				t.Error("no rest in an outage")
-			}
-			if got := rest(func() {
-				w.health.begin(opHeartbeat, time.Now())
-				w.health.end(opHeartbeat, time.Now(), false)
-				w.health.begin(opHeartbeat, time.Now())
-				w.health.end(opHeartbeat, time.Now(), true)
-			}); got != 0 {
-				t.Errorf("rests for %s although the database is back", got)
-			}
-		}
-		cancel()
-		<-ended
-	})
 }
 
 // A silence may end without a probe that was answered: the worker's own calls have had

@@ -400,21 +400,3 @@ func TestEngine_PutsALaneOffWhoseLargeMessageCannotBeRead(t *testing.T) {
 		t.Errorf("read %v, want the other lane alone", r)
 	}
 }
-
-// Reading a lane may be what stops the database, each time. That it is back is then no reason to read
-// the lane again.
-func TestEngine_ReadsALaneThatStopsTheDatabaseNoSoonerWhenItIsBack(t *testing.T) {
-	t.Parallel()
-	for unreadable, want := range map[int]bool{1: true, 2: false} {
-		d := newDrive(limits{}, 0)
-		d.lanes[0].loaded = true
-		for range unreadable {
-			d.reads.answered++ // of other lanes
-			d.lanes[0].putOffReads(d.now, d.reads.answered)
-		}
-		d.databaseBack(d.now)
-		if got := d.nextRead(d.now) != nil; got != want {
-			t.Errorf("after %d failures: read at once: %v, want %v", unreadable, got, want)
-		}
-	}
-}

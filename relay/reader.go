@@ -44,7 +44,7 @@ func (w *worker) reader(ctx context.Context) error {
 			w.checkDue.Store(true)
 			level, attrs := w.failed(&w.failing.reads, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "reading the outbox failed; trying again", append(attrs, "lanes", r.Lanes, "error", err)...)
-			r.retryIn = w.health.rest(retry, begin)
+			r.retryIn = retry.NextBackOff()
 		}
 		w.rows <- answer // has room: one read at a time
 	}
@@ -98,7 +98,6 @@ func (w *worker) remover(ctx context.Context) error {
 			return nil
 		case refs = <-w.removes:
 		}
-		begin := time.Now()
 		removal, err := ask(ctx, w, opRemove, func(ctx context.Context) (outboxstore.Removal, error) { return w.queue.Remove(ctx, refs) })
 		answer := removeAnswer{err: err, locked: removal.Locked}
 		if removal.Missed > 0 {
@@ -111,7 +110,7 @@ func (w *worker) remover(ctx context.Context) error {
 				w.log.InfoContext(ctx, "confirmed messages are deleted again", attrs...)
 			}
 		case ctx.Err() == nil:
-			answer.retryIn, answer.lost = w.health.rest(retry, begin), unanswered(err)
+			answer.retryIn, answer.lost = retry.NextBackOff(), unanswered(err)
 			w.doubt(err)
 			level, attrs := w.failed(&w.failing.removes, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "deleting confirmed messages failed; trying again", append(attrs, "messages", len(refs), "error", err)...)

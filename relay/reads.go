@@ -139,13 +139,15 @@ func (l *lane) appendKnown(known []outboxstore.Known) []outboxstore.Known {
 	return known
 }
 
-// putOffReads delays the next read of a lane after a read of it alone has failed. reads
-// is the number of reads answered so far. If others are answered meanwhile, the lane is
-// to blame, maybe a message too large for the connection, and is tried more and more
-// rarely.
-func (l *lane) putOffReads(now time.Time, reads int) {
-	if reads > l.unreadableAt {
-		l.unreadable, l.unreadableAt = l.unreadable+1, reads
+// putOffReads delays the next read of a lane after a read of it alone has failed. If
+// others are answered meanwhile, the lane is to blame, maybe a message too large for the
+// connection, and is tried more and more rarely.
+func (e *engine) putOffReads(l *lane, r *read, now time.Time) {
+	if e.reads.answered > l.unreadableAt {
+		l.unreadable, l.unreadableAt = l.unreadable+1, e.reads.answered
+	}
+	if l.unreadable <= 1 && r.began.Before(e.backAt) {
+		return
 	}
 	l.readAt = now.Add(min(readAgain<<min(l.unreadable, 8), readRarely))
 }
@@ -220,7 +222,7 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reads.running = false
 	woken, inTime := e.reads.woken, err == nil && !e.reads.stale
-	e.reads.woken, e.reads.stale, e.reads.retryAt = false, false, now.Add(r.retryIn)
+	e.reads.woken, e.reads.stale, e.reads.retryAt = false, false, e.againAt(now, r.began, r.retryIn)
 	found, full := 0, false
 	for i, l := range r.lanes {
 		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
@@ -272,7 +274,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			l.readFailed = true
 		}
 		if len(r.lanes) == 1 {
-			r.lanes[0].putOffReads(now, e.reads.answered)
+			e.putOffReads(r.lanes[0], r, now)
 		}
 	} else {
 		if full {
@@ -285,7 +287,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			case errors.Is(err, errBehind):
 				l.readAt = now.Add(lookAgain)
 			case err != nil:
-				l.putOffReads(now, e.reads.answered)
+				e.putOffReads(l, r, now)
 			default:
 				l.unreadable, l.unreadableAt = 0, e.reads.answered
 			}

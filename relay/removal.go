@@ -26,6 +26,7 @@ type removals struct {
 	removing []*entry // the running deletion, or the one to be retried
 	most     int      // rows in one
 	running  bool
+	began    time.Time // the running or the last one
 	retryAt  time.Time // when a failed deletion is retried
 
 	// locked are rows that another transaction has locked, or that cannot be deleted.
@@ -79,7 +80,7 @@ func (r *removals) next(now time.Time, idle bool) []outboxstore.Ref {
 	default:
 		return nil
 	}
-	r.running = true
+	r.running, r.began = true, now
 	return entryRefs(r.removing)
 }
 
@@ -106,7 +107,7 @@ func (m *entry) ref() outboxstore.Ref {
 func (e *engine) removed(now time.Time, a removeAnswer) {
 	e.removals.running = false
 	if a.err != nil {
-		e.removals.retryAt = now.Add(a.retryIn)
+		e.removals.retryAt = e.againAt(now, e.removals.began, a.retryIn)
 		if a.lost {
 			e.forgetUnsent()
 		} else {

@@ -30,7 +30,6 @@ func (w *worker) taskRunner(ctx context.Context) error {
 		case c = <-w.tasks:
 		}
 		var answer taskAnswer
-		begin := time.Now()
 		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
 			did.found, err = c.do(taskContext{
 				Context: ctx, store: w.store, clock: time.Now,
@@ -59,7 +58,7 @@ func (w *worker) taskRunner(ctx context.Context) error {
 		case errors.Is(answer.err, relaystore.ErrFenced):
 			w.log.WarnContext(ctx, "lane taken by another worker; nothing was written", "lane", c.lane.number)
 		case ctx.Err() == nil:
-			answer.retryIn, answer.kind = w.health.rest(retry, begin), taskErrorOf(answer.err)
+			answer.retryIn, answer.kind = retry.NextBackOff(), taskErrorOf(answer.err)
 			w.doubt(answer.err)
 			level, attrs := w.failed(&w.failing.tasks, slog.LevelWarn, answer.err)
 			w.log.Log(ctx, level, "reading or writing retrying messages or dead letters failed; trying again", append(attrs, "error", answer.err)...)

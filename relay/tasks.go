@@ -62,6 +62,7 @@ type taskContext struct {
 // tasks is which task runs, and when those of each kind may begin.
 type tasks struct {
 	running *task // or to be retried
+	began   time.Time
 	failed  bool
 	retryAt time.Time // then
 
@@ -152,6 +153,7 @@ func (e *engine) nextTask(now time.Time) *task {
 	default:
 		e.tasks.running = e.pickTask(now)
 	}
+	e.tasks.began = now
 	return e.tasks.running
 }
 
@@ -179,7 +181,7 @@ func (e *engine) pickTask(now time.Time) *task {
 // taskDone handles the answer to a task.
 func (e *engine) taskDone(now time.Time, a taskAnswer) {
 	c := e.tasks.running
-	retryIn, err, kind := a.retryIn, a.err, a.kind
+	until, err, kind := e.againAt(now, e.tasks.began, a.retryIn), a.err, a.kind
 	lost := c.lane != nil && !e.live(c.lane)
 	switch {
 	case err == nil && !lost:
@@ -198,16 +200,16 @@ func (e *engine) taskDone(now time.Time, a taskAnswer) {
 		e.drop(c.lane.number)
 	case kind == taskImpossible:
 		e.tasks.running = nil
-		e.putOff(c, now.Add(retryIn), kind)
+		e.putOff(c, until, kind)
 	case kind == taskLost:
 		// Nobody knows whether it took effect, and it may hang again, so it yields to
 		// others. The state it concerned is read again.
 		e.tasks.running = nil
-		e.putOff(c, now.Add(retryIn), kind)
+		e.putOff(c, until, kind)
 		e.forgetUnsent()
 	default:
 		e.tasks.failed = true
-		e.tasks.retryAt = now.Add(retryIn)
+		e.tasks.retryAt = until
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -71,7 +72,7 @@ func unavailable(act string, err error) error {
 
 func (l *link) openChannel(window int) (*channel, error) {
 	var c *channel
-	err := l.within(func() error {
+	err := l.within(outbox.Lanes, func() error {
 		ch, err := l.conn.Channel()
 		if err != nil {
 			return err
@@ -138,7 +139,7 @@ func (l *link) hasAnswered(exchange string, err error) []func(error) {
 func (l *link) declareExchange(exchange string) error {
 	control := <-l.controls
 	topology := l.running.settings.topology
-	err := l.within(func() (err error) {
+	err := l.within(declarations, func() (err error) {
 		if control == nil || control.IsClosed() {
 			if control, err = l.conn.Channel(); err != nil {
 				return err
@@ -174,11 +175,11 @@ func (l *link) forgetDeclared() {
 // within runs a request that the broker answers. amqp091-go waits for the answer without a
 // limit. If it does not arrive within CallTimeout, the connection is dropped, which makes
 // every request fail. A blocked broker reads no requests, so the wait goes on. It begins anew with
-// each other request that is granted: a slow broker opens the channels of all lanes one after the
-// other, and a TopologyBuilder may let declarations wait for each other. What is refused would be
-// asked for again and again, and make a request that hangs wait for ever.
-func (l *link) within(request func() error) error {
-	limit := l.running.settings.CallTimeout
+// each other request that is granted, if it may be one of so many that wait for each other: a slow
+// broker opens the channels of all lanes one after the other, and a TopologyBuilder may declare one
+// exchange at a time. What is refused would be asked for again and again, so it does not count.
+func (l *link) within(waiting int, request func() error) error {
+	limit, began := l.running.settings.CallTimeout, time.Now()
 	answered := make(chan error, 1)
 	go func() { answered <- nopanic.Call(request) }()
 	timer := time.NewTimer(limit)
@@ -195,8 +196,11 @@ func (l *link) within(request func() error) error {
 				timer.Reset(limit)
 				continue
 			}
-			moved := time.Unix(0, max(l.grantedAt.Load(), l.unblockedAt.Load()))
-			if rest := limit - time.Since(moved); rest > 0 {
+			moved := l.unblockedAt.Load()
+			if time.Since(began) < time.Duration(waiting)*limit {
+				moved = max(moved, l.grantedAt.Load())
+			}
+			if rest := limit - time.Since(time.Unix(0, moved)); rest > 0 {
 				timer.Reset(rest)
 				continue
 			}

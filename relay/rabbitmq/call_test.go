@@ -16,13 +16,16 @@ import (
 func TestLink_CallsWaitAsLongAsOthersAreGranted(t *testing.T) {
 	t.Parallel()
 	const limit, steps, step = 10 * time.Second, 5, 8 * time.Second
+	granted := func(l *link) { _ = l.within(1, func() error { return nil }) }
 	for name, c := range map[string]struct {
-		move func(*link)
-		want time.Duration
+		move  func(*link)
+		among int
+		want  time.Duration
 	}{
-		"others are granted":     {func(l *link) { _ = l.within(func() error { return nil }) }, steps*step + limit},
-		"others are refused":     {func(l *link) { _ = l.within(func() error { return amqp.ErrClosed }) }, limit},
-		"the broker was blocked": {func(l *link) { l.unblockedAt.Store(time.Now().UnixNano()) }, steps*step + limit},
+		"others are granted":     {granted, steps, steps*step + limit},
+		"more than can wait":     {granted, 2, 3*step + 2*time.Second},
+		"others are refused":     {func(l *link) { _ = l.within(1, func() error { return amqp.ErrClosed }) }, steps, limit},
+		"the broker was blocked": {func(l *link) { l.unblockedAt.Store(time.Now().UnixNano()) }, 1, steps*step + limit},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -41,7 +44,7 @@ func TestLink_CallsWaitAsLongAsOthersAreGranted(t *testing.T) {
 				}()
 				defer func() { <-moved }()
 				begin := time.Now()
-				err := l.within(func() error { // ends with the connection, without an answer
+				err := l.within(c.among, func() error { // ends with the connection, without an answer
 					_, err := here.Read(make([]byte, 1))
 					return err
 				})

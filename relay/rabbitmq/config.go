@@ -39,7 +39,7 @@ type Config struct {
 	DialTimeout time.Duration
 
 	// CallTimeout bounds each request that the broker answers (opening a channel, declaring
-	// an exchange); while a slow one opens channels, the time begins anew with each. A connection
+	// an exchange); while a slow one grants others, the time begins anew with each. A connection
 	// that does not answer in time is dropped. Default: 10 s. A longer one leaves messages
 	// unavailable for longer when a connection has died silently.
 	CallTimeout time.Duration
