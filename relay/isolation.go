@@ -216,18 +216,29 @@ func (e *engine) active() (lanes []int) {
 // over.
 func (e *engine) offerTurn(now time.Time) {
 	i := &e.isolation
+	probing := e.probing(now)
+	first := func(l *lane) *entry { // what it needs the turn for
+		if e.wantsTurn(l, now) {
+			return l.ready.next()
+		}
+		if n := slices.IndexFunc(probing, func(m *entry) bool { return m.lane == l }); n >= 0 {
+			return probing[n]
+		}
+		return nil
+	}
 	if i.next != nil {
-		if m := i.next.ready.next(); m != nil && m.mustBeAlone() && len(i.ending) > 0 {
+		m := first(i.next)
+		if m != nil && m.mustBeAlone() && len(i.ending) > 0 {
 			i.offered = now // it has to wait for them
 		}
-		if e.wantsTurn(i.next, now) && now.Sub(i.offered) <= e.share(1) {
+		if m != nil && now.Sub(i.offered) <= e.share(1) {
 			return
 		}
 		i.last, i.next = i.next.number, nil
 	}
 	for n := range e.lanes {
 		l := e.lanes[(i.last+1+n)%len(e.lanes)]
-		if l != nil && e.wantsTurn(l, now) {
+		if l != nil && first(l) != nil {
 			i.next, i.offered = l, now
 			return
 		}

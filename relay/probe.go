@@ -172,6 +172,38 @@ func (e *engine) probesInTurn(m *entry, now time.Time) bool {
 	return !m.lane.together || e.mayKeepTurn(m.lane, now)
 }
 
+// probing returns messages that could probe if their lanes, which had crashes, had the turn. These may
+// have nothing else to send, and the topics nothing else to probe with.
+func (e *engine) probing(now time.Time) (probes []*entry) {
+	c := &e.circuits
+	if c.inOrder || !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.isolated() }) {
+		return nil
+	}
+	could := func(m *entry) bool {
+		return m.needsTurn() && !e.paused.on(m) && e.live(m.lane) && e.mayPublish(m.lane, now) && m.lane.inFlight == 0
+	}
+	for _, t := range c.topics {
+		due := !now.Before(t.retryAt)
+		if c.sinkDown {
+			due = c.sinkProbe == nil && !now.Before(c.sinkRetryAt)
+		}
+		of := t.unclear
+		if t.state == circuitOpen {
+			of = t.withheld
+		}
+		if !due || t.state == circuitOpen && t.probe != nil || t.state != circuitOpen && len(of) != 1 {
+			continue
+		}
+		n := slices.IndexFunc(of, func(m *entry) bool {
+			return (m.state == stateWithheld && !m.hollow || m.state == stateUnclear) && could(m)
+		})
+		if n >= 0 {
+			probes = append(probes, of[n])
+		}
+	}
+	return probes
+}
+
 // announced returns m, unless it has to be announced first.
 func (e *engine) announced(m *entry, now time.Time) *entry {
 	if m.needsRecord() {

@@ -117,7 +117,8 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 			break
 		}
 		record := m.needsRecord()
-		if record && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) || l.together && !e.mayKeepTurn(l, now) {
+		waits := record && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) || l.together && !e.mayKeepTurn(l, now)
+		if waits && !m.hollow { // what cannot be sent waits for no turn: none is offered for it
 			break
 		}
 		if !e.circuits.admits(m) {

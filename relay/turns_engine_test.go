@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -303,5 +304,94 @@ func TestEngine_AMessageWithoutAnAnswerEndsItsTerm(t *testing.T) {
 	d.outcome(slow[0], d.now, errNack)
 	if got := d.lanes[0].term; got <= term {
 		t.Errorf("the message may be sent again in its term, %d", got)
+	}
+}
+
+// While a topic is unavailable its messages are read without payloads, if another can probe. These hold up
+// no lane with crashes, before the topic is back or afterwards, though lanes without end have turns.
+// Nor does a topic stay unavailable if only such a lane can probe.
+func TestEngine_HollowMessagesCostNoLaneItsTurn(t *testing.T) {
+	t.Parallel()
+	for name, elsewhere := range map[string]bool{"another lane probes": true, "the lane probes itself": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDrive(limits{lease: 2 * time.Second}, 0, 1, 2, 3)
+			o, up, passed := &stack{d: d}, false, map[string]int{}
+			crashed := map[int]int{0: singleFrom, 1: singleFrom}
+			d.answer = func(m *entry) error {
+				if m.Topic == "A" && !up {
+					return errNack
+				}
+				passed[m.Topic]++
+				o.rows = slices.DeleteFunc(o.rows, func(r *entry) bool { return r.ref() == m.ref() })
+				return nil
+			}
+			run := func(total time.Duration) {
+				d.run(total, 2*time.Millisecond, func() {
+					few := len(o.rows) < 200
+					for n, crashes := range crashed { // and nothing shows that it was for nothing
+						d.lanes[n].crashes, d.lanes[n].through = crashes, 0
+						if few && n != 2 {
+							o.put(n, "B", "", 50)
+						}
+					}
+					if r := d.nextRead(d.now); r != nil {
+						d.read(r, o.read(r), d.now, nil)
+					}
+				})
+			}
+			if elsewhere {
+				o.put(3, "A", "", 1)
+			} else {
+				o.put(2, "A", "", 1)
+			}
+			run(time.Second)
+			crashed[2] = isolatedFrom
+			o.put(2, "A", "", 5)
+			o.put(2, "C", "", 5)
+			run(2 * time.Second)
+			if passed["C"] != 5 {
+				t.Errorf("%d of 5 messages pass those of a topic that is unavailable", passed["C"])
+			}
+			o.put(2, "A", "", 5)
+			run(time.Second)
+			up = true
+			run(3 * time.Second)
+			if passed["A"] != 11 || passed["B"] == 0 {
+				t.Errorf("%d of 11 messages have passed 3 s after the outage, and %d of lanes with more crashes", passed["A"], passed["B"])
+			}
+		})
+	}
+}
+
+// A message whose outcome is unclear is tried again alone, as a probe of its topic. A lane with
+// crashes that has nothing else to send gets the turn for it.
+func TestEngine_AnUnclearMessageGetsATurn(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 2 * time.Second}, 0, 1, 2)
+	tries := 0
+	d.answer = func(m *entry) error {
+		if m.Topic != "A" {
+			return nil
+		}
+		if tries++; tries <= 3 {
+			return errors.New("unknown")
+		}
+		return nil
+	}
+	run := func(total time.Duration) {
+		d.run(total, 2*time.Millisecond, func() {
+			for _, n := range []int{0, 1} {
+				d.lanes[n].crashes, d.lanes[n].through = singleFrom, 0
+				d.add(n, 1, "B", "")
+			}
+		})
+	}
+	run(time.Second)
+	d.lanes[2].crashes = isolatedFrom
+	d.add(2, 1, "A", "")
+	run(4 * time.Second)
+	if tries < 4 || d.passed["A"] != 1 || d.passed["B"] < 100 {
+		t.Errorf("after 4 s: %d tries, %d passed, beside %d of other lanes", tries, d.passed["A"], d.passed["B"])
 	}
 }
