@@ -97,6 +97,11 @@ func start(ctx context.Context, o options) (err error) {
 	} else if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	if found, err := os.ReadDir(dir); err != nil {
+		return err
+	} else if len(found) > 0 { // a run adds to histories, and would be judged by those of another one
+		return fmt.Errorf("-keep: %s is not empty: name a directory that is, or that does not exist", dir)
+	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}

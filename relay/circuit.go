@@ -330,7 +330,7 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 func (t *topic) refetch(now time.Time) {
 	busy := !now.Before(t.refetchAt)
 	for _, m := range t.withheld {
-		if m.hollow && !m.lane.halted() && (busy || m.lane.ready.next() == nil) {
+		if m.hollow && !m.lane.halted() && m.lane.announced == nil && (busy || m.lane.ready.next() == nil) {
 			m.lane.refetch = true
 			if busy {
 				t.refetchAt = now.Add(trickle)

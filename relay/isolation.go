@@ -30,6 +30,11 @@ type isolation struct {
 	last    int // number of a lane
 	next    *lane
 	offered time.Time
+
+	// A probe that gets no answer keeps the turn for long. So for as long as one took, none is offered
+	// the turn while lanes have something else to send.
+	probes   bool // the turn was taken for one
+	probesAt time.Time
 }
 
 const (
@@ -99,7 +104,11 @@ func (i *isolation) announce(m *entry, now time.Time) {
 	if i.turn != l {
 		i.turn, i.group, i.overlaps = l, []*lane{l}, len(i.ending) > 0
 		l.sentInTurn, l.turnBegan = 0, now
-		i.last, i.next = l.number, nil
+		i.last = l.number
+		if i.next != nil && i.next != l { // it needs no offer; the round goes on with the lane that does
+			i.last = (i.next.number + outbox.Lanes - 1) % outbox.Lanes
+		}
+		i.next, i.probes = nil, false
 	}
 	l.sentInTurn++
 	m.state = stateAnnouncing
@@ -139,6 +148,9 @@ func (e *engine) passTurn(now time.Time) {
 				l.mustClear = l.stale
 			}
 			l.together = false
+		}
+		if i.probes {
+			i.probesAt = now.Add(now.Sub(i.turn.turnBegan))
 		}
 		i.turn, i.group = nil, nil
 	}
@@ -216,7 +228,10 @@ func (e *engine) active() (lanes []int) {
 // over.
 func (e *engine) offerTurn(now time.Time) {
 	i := &e.isolation
-	probing := e.probing(now)
+	var probing []*entry
+	if !now.Before(i.probesAt) || !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && e.wantsTurn(l, now) }) {
+		probing = e.probing(now)
+	}
 	first := func(l *lane) *entry { // what it needs the turn for
 		if e.wantsTurn(l, now) {
 			return l.ready.next()

@@ -125,12 +125,14 @@ func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
 }
 
 // candidate returns a message of a topic that may probe: the withheld one that has
-// waited longest, or the first of a lane that is one pipeline.
+// waited longest, if possible one that needs no turn, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now time.Time) *entry {
-	for i, m := range t.withheld {
-		if m.state == stateWithheld && !m.hollow && !e.paused.on(m) && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
-			t.withheld = slices.Delete(t.withheld, i, i+1)
-			return m
+	for _, turn := range []bool{false, true} {
+		for i, m := range t.withheld {
+			if m.needsTurn() == turn && e.mayProbe(m, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
+				t.withheld = slices.Delete(t.withheld, i, i+1)
+				return m
+			}
 		}
 	}
 	if !e.circuits.inOrder {
@@ -149,10 +151,19 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 	return nil
 }
 
-// refetchProbe reads again a message that could probe if it had its payload.
+// mayProbe reports whether a withheld message may probe, if its lane has the turn or needs none.
+func (e *engine) mayProbe(m *entry, now time.Time) bool {
+	return m.state == stateWithheld && !m.hollow && !e.paused.on(m) && e.mayPublish(m.lane, now)
+}
+
+// refetchProbe reads again a message that could probe if it had its payload. If one that has it waits,
+// say for its turn, reads would bring no other; see hollowTopics.
 func (e *engine) refetchProbe(t *topic, now time.Time) {
+	if t.hasProbe(now) {
+		return
+	}
 	for _, m := range t.withheld {
-		if m.state == stateWithheld && m.hollow && !e.paused.on(m) && e.mayPublish(m.lane, now) {
+		if m.state == stateWithheld && m.hollow && !e.paused.on(m) && e.mayPublish(m.lane, now) && m.lane.announced == nil {
 			m.lane.refetch = true
 			return
 		}
@@ -179,26 +190,25 @@ func (e *engine) probing(now time.Time) (probes []*entry) {
 	if c.inOrder || !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.isolated() }) {
 		return nil
 	}
-	could := func(m *entry) bool {
-		return m.needsTurn() && !e.paused.on(m) && e.live(m.lane) && e.mayPublish(m.lane, now) && m.lane.inFlight == 0
-	}
+	inTurn := func(m *entry) bool { return m.needsTurn() && m.lane.inFlight == 0 }
 	for _, t := range c.topics {
 		due := !now.Before(t.retryAt)
 		if c.sinkDown {
 			due = c.sinkProbe == nil && !now.Before(c.sinkRetryAt)
 		}
-		of := t.unclear
-		if t.state == circuitOpen {
-			of = t.withheld
-		}
-		if !due || t.state == circuitOpen && t.probe != nil || t.state != circuitOpen && len(of) != 1 {
-			continue
-		}
-		n := slices.IndexFunc(of, func(m *entry) bool {
-			return (m.state == stateWithheld && !m.hollow || m.state == stateUnclear) && could(m)
-		})
-		if n >= 0 {
-			probes = append(probes, of[n])
+		switch {
+		case !due || t.state == circuitOpen && t.probe != nil:
+		case t.state != circuitOpen:
+			if len(t.unclear) == 1 {
+				if m := t.unclear[0]; m.state == stateUnclear && !e.paused.on(m) && e.mayPublish(m.lane, now) && inTurn(m) {
+					probes = append(probes, m)
+				}
+			}
+		case slices.ContainsFunc(t.withheld, func(m *entry) bool { return !m.needsTurn() && e.mayProbe(m, now) }):
+		default:
+			if n := slices.IndexFunc(t.withheld, func(m *entry) bool { return inTurn(m) && e.mayProbe(m, now) }); n >= 0 {
+				probes = append(probes, t.withheld[n])
+			}
 		}
 	}
 	return probes
@@ -208,6 +218,7 @@ func (e *engine) probing(now time.Time) (probes []*entry) {
 func (e *engine) announced(m *entry, now time.Time) *entry {
 	if m.needsRecord() {
 		e.isolation.announce(m, now)
+		e.isolation.probes = true
 		return nil
 	}
 	if m.lane.together {

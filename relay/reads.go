@@ -146,7 +146,7 @@ func (e *engine) putOffReads(l *lane, r *read, now time.Time) {
 	if e.reads.answered > l.unreadableAt {
 		l.unreadable, l.unreadableAt = l.unreadable+1, e.reads.answered
 	}
-	if l.unreadable <= 1 && r.began.Before(e.backAt) {
+	if r.short == nil && l.unreadable <= 1 && r.began.Before(e.backAt) { // pieces have a pause of their own
 		return
 	}
 	l.readAt = now.Add(min(readAgain<<min(l.unreadable, 8), readRarely))

@@ -62,12 +62,16 @@ func (e *engine) hollowTopics(now time.Time) (names []string) {
 	}
 	names = e.paused.passOver(nil)
 	for _, t := range c.topics {
-		whole := func(m *entry) bool { return m.state == stateWithheld && !m.hollow && m.lane.able(now) }
-		if t.state == circuitOpen && (t.probe != nil || slices.ContainsFunc(t.withheld, whole)) {
+		if t.state == circuitOpen && (t.probe != nil || t.hasProbe(now)) {
 			names = append(names, t.name)
 		}
 	}
 	return names
+}
+
+// hasProbe reports whether memory holds a message of the topic, with its payload, that can probe.
+func (t *topic) hasProbe(now time.Time) bool {
+	return slices.ContainsFunc(t.withheld, func(m *entry) bool { return m.state == stateWithheld && !m.hollow && m.lane.able(now) })
 }
 
 // stuck reports whether a topic is unavailable and has a message to probe with.

@@ -312,12 +312,19 @@ func TestEngine_AMessageWithoutAnAnswerEndsItsTerm(t *testing.T) {
 // Nor does a topic stay unavailable if only such a lane can probe.
 func TestEngine_HollowMessagesCostNoLaneItsTurn(t *testing.T) {
 	t.Parallel()
-	for name, elsewhere := range map[string]bool{"another lane probes": true, "the lane probes itself": false} {
+	for name, c := range map[string]struct {
+		prober int
+		others int // crashes of lane 3
+	}{
+		"the lane probes itself":           {prober: 2},
+		"another lane probes":              {prober: 3},
+		"another lane with crashes probes": {prober: 3, others: isolatedFrom},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := newDrive(limits{lease: 2 * time.Second}, 0, 1, 2, 3)
+			d := newDrive(limits{lease: 15 * time.Second}, 0, 1, 2, 3)
 			o, up, passed := &stack{d: d}, false, map[string]int{}
-			crashed := map[int]int{0: singleFrom, 1: singleFrom}
+			crashed, reads := map[int]int{0: singleFrom, 1: singleFrom}, 0
 			d.answer = func(m *entry) error {
 				if m.Topic == "A" && !up {
 					return errNack
@@ -331,27 +338,29 @@ func TestEngine_HollowMessagesCostNoLaneItsTurn(t *testing.T) {
 					few := len(o.rows) < 200
 					for n, crashes := range crashed { // and nothing shows that it was for nothing
 						d.lanes[n].crashes, d.lanes[n].through = crashes, 0
-						if few && n != 2 {
+						if few && n < 2 {
 							o.put(n, "B", "", 50)
 						}
 					}
 					if r := d.nextRead(d.now); r != nil {
+						if slices.Contains(r.Lanes, 2) {
+							reads++
+						}
 						d.read(r, o.read(r), d.now, nil)
 					}
 				})
 			}
-			if elsewhere {
-				o.put(3, "A", "", 1)
-			} else {
-				o.put(2, "A", "", 1)
-			}
+			o.put(c.prober, "A", "", 1)
 			run(time.Second)
-			crashed[2] = isolatedFrom
+			crashed[2], crashed[3] = isolatedFrom, c.others
 			o.put(2, "A", "", 5)
 			o.put(2, "C", "", 5)
 			run(2 * time.Second)
 			if passed["C"] != 5 {
 				t.Errorf("%d of 5 messages pass those of a topic that is unavailable", passed["C"])
+			}
+			if reads > 80 {
+				t.Errorf("%d reads of messages whose topic has one with its payload", reads)
 			}
 			o.put(2, "A", "", 5)
 			run(time.Second)
@@ -393,5 +402,76 @@ func TestEngine_AnUnclearMessageGetsATurn(t *testing.T) {
 	run(4 * time.Second)
 	if tries < 4 || d.passed["A"] != 1 || d.passed["B"] < 100 {
 		t.Errorf("after 4 s: %d tries, %d passed, beside %d of other lanes", tries, d.passed["A"], d.passed["B"])
+	}
+}
+
+// Messages of lanes with crashes probe a topic that never answers. Each keeps the turn for long, but they
+// leave half of the time to lanes with something else to send.
+func TestEngine_ProbesWithoutAnswerLeaveTurnsToOthers(t *testing.T) {
+	t.Parallel()
+	const timeout, probers = 4 * time.Second, 6
+	d := newDrive(limits{lease: 4 * time.Second}, upTo(probers+1)...)
+	silent := map[*entry]time.Time{}
+	last, longest := d.now, time.Duration(0)
+	d.answer = func(m *entry) error {
+		if m.Topic == "A" {
+			silent[m] = d.now
+			return errSilence
+		}
+		longest, last = max(longest, d.now.Sub(last)), d.now
+		return nil
+	}
+	probes := 0
+	run := func(total time.Duration) {
+		d.run(total, 5*time.Millisecond, func() {
+			for n := range probers + 1 {
+				if d.lanes[n].crashes > 0 {
+					d.lanes[n].crashes, d.lanes[n].through = singleFrom, 0
+				}
+			}
+			for m, since := range silent {
+				if d.now.Sub(since) >= timeout {
+					delete(silent, m)
+					probes++
+					d.outcome(m, d.now, errNack)
+				}
+			}
+			if d.lanes[probers].ready.len() < 10 {
+				d.add(probers, 10, "B", "")
+			}
+		})
+	}
+	for n := range probers {
+		d.add(n, 3, "A", "")
+	}
+	run(3 * timeout)
+	for n := range probers + 1 {
+		d.lanes[n].crashes = singleFrom
+	}
+	run(3 * timeout)
+	longest, last, probes = 0, d.now, 0
+	run(20 * timeout)
+	if longest > timeout*3/2 || probes < 5 {
+		t.Errorf("%d probes; a lane had no turn for %s, a probe takes %s", probes, longest, timeout)
+	}
+}
+
+// A lane that needs no offer takes the turn before the one that has it: that one is next.
+func TestIsolation_OffersTheTurnAgainToALaneThatWasOvertaken(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 2 * time.Second}, upTo(4)...)
+	for n := range 3 {
+		d.lanes[n].crashes = singleFrom
+		d.add(n, 5, "A", "")
+	}
+	i := &d.isolation
+	i.last, i.next, i.offered = 0, d.lanes[1], d.now
+	m := d.row(3, "A", "")
+	m.lane, m.crashed = d.lanes[3], true
+	i.announce(m, d.now)
+	i.turn, i.group, m.lane.announced = nil, nil, nil // its turn is over
+	d.offerTurn(d.now)
+	if i.next != d.lanes[1] {
+		t.Errorf("lane %d has the next turn, want 1", i.next.number)
 	}
 }

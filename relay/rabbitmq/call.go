@@ -196,8 +196,8 @@ func (l *link) within(waiting int, request func() error) error {
 				timer.Reset(limit)
 				continue
 			}
-			moved := l.unblockedAt.Load()
-			if time.Since(began) < time.Duration(waiting)*limit {
+			moved := max(began.UnixNano(), l.unblockedAt.Load())
+			if time.Since(time.Unix(0, moved)) < time.Duration(waiting)*limit {
 				moved = max(moved, l.grantedAt.Load())
 			}
 			if rest := limit - time.Since(time.Unix(0, moved)); rest > 0 {
