@@ -229,7 +229,7 @@ func (e *engine) active() (lanes []int) {
 func (e *engine) offerTurn(now time.Time) {
 	i := &e.isolation
 	var probing []*entry
-	if !now.Before(i.probesAt) || !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && e.wantsTurn(l, now) }) {
+	if !e.probesPause(now) {
 		probing = e.probing(now)
 	}
 	first := func(l *lane) *entry { // what it needs the turn for
@@ -258,6 +258,17 @@ func (e *engine) offerTurn(now time.Time) {
 			return
 		}
 	}
+}
+
+// probesPause reports whether lanes that have something to send have the turn before probes.
+func (e *engine) probesPause(now time.Time) bool {
+	return now.Before(e.isolation.probesAt) && slices.ContainsFunc(e.lanes[:], func(l *lane) bool {
+		if l == nil || e.wantsTurn(l, now) {
+			return l != nil
+		}
+		m := l.ready.next() // it wants the next turn once the record of this one is cleared
+		return l.mustClear && m != nil && !m.hollow && m.needsTurn() && !l.halted() && !(l.isolated() && l.proven(e.limits.window))
+	})
 }
 
 // wantsTurn reports whether a lane has something to send next that needs a turn.

@@ -125,14 +125,12 @@ func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
 }
 
 // candidate returns a message of a topic that may probe: the withheld one that has
-// waited longest, if possible one that needs no turn, or the first of a lane that is one pipeline.
+// waited longest, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now time.Time) *entry {
-	for _, turn := range []bool{false, true} {
-		for i, m := range t.withheld {
-			if m.needsTurn() == turn && e.mayProbe(m, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
-				t.withheld = slices.Delete(t.withheld, i, i+1)
-				return m
-			}
+	for i, m := range t.withheld {
+		if e.mayProbe(m, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
+			t.withheld = slices.Delete(t.withheld, i, i+1)
+			return m
 		}
 	}
 	if !e.circuits.inOrder {
@@ -159,7 +157,7 @@ func (e *engine) mayProbe(m *entry, now time.Time) bool {
 // refetchProbe reads again a message that could probe if it had its payload. If one that has it waits,
 // say for its turn, reads would bring no other; see hollowTopics.
 func (e *engine) refetchProbe(t *topic, now time.Time) {
-	if t.hasProbe(now) {
+	if e.hasProbe(t, now) {
 		return
 	}
 	for _, m := range t.withheld {
@@ -175,7 +173,7 @@ func (e *engine) refetchProbe(t *topic, now time.Time) {
 // answers, one probe follows another.
 func (e *engine) probesInTurn(m *entry, now time.Time) bool {
 	switch {
-	case !e.isolation.hasTurn(m):
+	case !e.isolation.hasTurn(m), m.needsRecord() && e.isolation.turn == nil && e.isolation.next != m.lane && e.probesPause(now):
 		return false
 	case m.needsRecord():
 		return m.lane.inFlight == 0
@@ -184,7 +182,7 @@ func (e *engine) probesInTurn(m *entry, now time.Time) bool {
 }
 
 // probing returns messages that could probe if their lanes, which had crashes, had the turn. These may
-// have nothing else to send, and the topics nothing else to probe with.
+// have nothing else to send, and the topics nothing else that would pass.
 func (e *engine) probing(now time.Time) (probes []*entry) {
 	c := &e.circuits
 	if c.inOrder || !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.isolated() }) {
@@ -204,7 +202,6 @@ func (e *engine) probing(now time.Time) (probes []*entry) {
 					probes = append(probes, m)
 				}
 			}
-		case slices.ContainsFunc(t.withheld, func(m *entry) bool { return !m.needsTurn() && e.mayProbe(m, now) }):
 		default:
 			if n := slices.IndexFunc(t.withheld, func(m *entry) bool { return inTurn(m) && e.mayProbe(m, now) }); n >= 0 {
 				probes = append(probes, t.withheld[n])

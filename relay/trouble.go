@@ -62,16 +62,20 @@ func (e *engine) hollowTopics(now time.Time) (names []string) {
 	}
 	names = e.paused.passOver(nil)
 	for _, t := range c.topics {
-		if t.state == circuitOpen && (t.probe != nil || t.hasProbe(now)) {
+		if t.state == circuitOpen && (t.probe != nil || e.hasProbe(t, now)) {
 			names = append(names, t.name)
 		}
 	}
 	return names
 }
 
-// hasProbe reports whether memory holds a message of the topic, with its payload, that can probe.
-func (t *topic) hasProbe(now time.Time) bool {
-	return slices.ContainsFunc(t.withheld, func(m *entry) bool { return m.state == stateWithheld && !m.hollow && m.lane.able(now) })
+// hasProbe reports whether memory holds a message of the topic, with its payload, that can probe, though
+// maybe not at this moment. One that must be alone cannot while its lane goes on with others.
+func (e *engine) hasProbe(t *topic, now time.Time) bool {
+	return slices.ContainsFunc(t.withheld, func(m *entry) bool {
+		return m.state == stateWithheld && !m.hollow && m.lane.able(now) && !e.paused.on(m) &&
+			(!m.crashed || m.lane.isolated() || m.lane.inFlight == 0)
+	})
 }
 
 // stuck reports whether a topic is unavailable and has a message to probe with.

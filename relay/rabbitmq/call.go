@@ -196,12 +196,15 @@ func (l *link) within(waiting int, request func() error) error {
 				timer.Reset(limit)
 				continue
 			}
-			moved := max(began.UnixNano(), l.unblockedAt.Load())
-			if time.Since(time.Unix(0, moved)) < time.Duration(waiting)*limit {
-				moved = max(moved, l.grantedAt.Load())
+			moved := began
+			if at := time.Unix(0, l.unblockedAt.Load()); at.After(moved) {
+				moved = at
 			}
-			if rest := limit - time.Since(time.Unix(0, moved)); rest > 0 {
-				timer.Reset(rest)
+			if at := time.Unix(0, l.grantedAt.Load()); at.After(moved) && time.Since(moved) < time.Duration(waiting)*limit {
+				moved = at
+			}
+			if rest := limit - time.Since(moved); rest > 0 {
+				timer.Reset(min(rest, limit))
 				continue
 			}
 			l.net.abort()

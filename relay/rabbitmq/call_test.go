@@ -22,9 +22,15 @@ func TestLink_CallsWaitAsLongAsOthersAreGranted(t *testing.T) {
 		among int
 		want  time.Duration
 	}{
-		"others are granted":     {granted, steps, steps*step + limit},
-		"more than can wait":     {granted, 2, 3*step + 2*time.Second},
-		"others are refused":     {func(l *link) { _ = l.within(1, func() error { return amqp.ErrClosed }) }, steps, limit},
+		"others are granted": {granted, steps, steps*step + limit},
+		"more than can wait": {granted, 2, 3*step + 2*time.Second},
+		"others are refused": {func(l *link) { _ = l.within(1, func() error { return amqp.ErrClosed }) }, steps, limit},
+		"both, one after the other": {func(l *link) {
+			if l.unblockedAt.Load() == 0 {
+				l.unblockedAt.Store(time.Now().UnixNano())
+			}
+			granted(l)
+		}, 2, 4*step + 2*time.Second},
 		"the broker was blocked": {func(l *link) { l.unblockedAt.Store(time.Now().UnixNano()) }, 1, steps*step + limit},
 	} {
 		t.Run(name, func(t *testing.T) {
