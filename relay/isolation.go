@@ -263,11 +263,16 @@ func (e *engine) offerTurn(now time.Time) {
 // probesPause reports whether lanes that have something to send have the turn before probes.
 func (e *engine) probesPause(now time.Time) bool {
 	return now.Before(e.isolation.probesAt) && slices.ContainsFunc(e.lanes[:], func(l *lane) bool {
-		if l == nil || e.wantsTurn(l, now) {
-			return l != nil
+		switch {
+		case l == nil:
+			return false
+		case e.wantsTurn(l, now):
+			return true
+		case !l.mustClear, l.halted(), l.isolated() && l.proven(e.limits.window):
+			return false
 		}
 		m := l.ready.next() // it wants the next turn once the record of this one is cleared
-		return l.mustClear && m != nil && !m.hollow && m.needsTurn() && !l.halted() && !(l.isolated() && l.proven(e.limits.window))
+		return m != nil && !m.hollow && m.needsTurn()
 	})
 }
 
