@@ -271,8 +271,7 @@ func (e *engine) probesPause(now time.Time) bool {
 		case !l.mustClear, l.halted(), l.isolated() && l.proven(e.limits.window):
 			return false
 		}
-		m := l.ready.next() // it wants the next turn once the record of this one is cleared
-		return m != nil && !m.hollow && m.needsTurn()
+		return l.needsTurn() // the next one, once the record of this one is cleared
 	})
 }
 
@@ -281,6 +280,11 @@ func (e *engine) wantsTurn(l *lane, now time.Time) bool {
 	if !e.live(l) || !e.mayPublish(l, now) || l.inFlight > 0 || l.isolated() && l.proven(e.limits.window) {
 		return false
 	}
+	return l.needsTurn()
+}
+
+// needsTurn reports whether the next message of a lane goes in its turn only.
+func (l *lane) needsTurn() bool {
 	m := l.ready.next()
 	return m != nil && !m.hollow && m.needsTurn()
 }
