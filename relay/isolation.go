@@ -30,11 +30,6 @@ type isolation struct {
 	last    int // number of a lane
 	next    *lane
 	offered time.Time
-
-	// A probe that gets no answer keeps the turn for long. So for as long as one took, none is offered
-	// the turn while lanes have something else to send.
-	probes   bool // the turn was taken for one
-	probesAt time.Time
 }
 
 const (
@@ -108,7 +103,7 @@ func (i *isolation) announce(m *entry, now time.Time) {
 		if i.next != nil && i.next != l { // it needs no offer; the round goes on with the lane that does
 			i.last = (i.next.number + outbox.Lanes - 1) % outbox.Lanes
 		}
-		i.next, i.probes = nil, false
+		i.next = nil
 	}
 	l.sentInTurn++
 	m.state = stateAnnouncing
@@ -148,9 +143,6 @@ func (e *engine) passTurn(now time.Time) {
 				l.mustClear = l.stale
 			}
 			l.together = false
-		}
-		if i.probes {
-			i.probesAt = now.Add(now.Sub(i.turn.turnBegan))
 		}
 		i.turn, i.group = nil, nil
 	}
@@ -228,10 +220,7 @@ func (e *engine) active() (lanes []int) {
 // over.
 func (e *engine) offerTurn(now time.Time) {
 	i := &e.isolation
-	var probing []*entry
-	if !e.probesPause(now) {
-		probing = e.probing(now)
-	}
+	probing := e.probing(now)
 	first := func(l *lane) *entry { // what it needs the turn for
 		if e.wantsTurn(l, now) {
 			return l.ready.next()
@@ -260,31 +249,11 @@ func (e *engine) offerTurn(now time.Time) {
 	}
 }
 
-// probesPause reports whether lanes that have something to send have the turn before probes.
-func (e *engine) probesPause(now time.Time) bool {
-	return now.Before(e.isolation.probesAt) && slices.ContainsFunc(e.lanes[:], func(l *lane) bool {
-		switch {
-		case l == nil:
-			return false
-		case e.wantsTurn(l, now):
-			return true
-		case !l.mustClear, l.halted(), l.isolated() && l.proven(e.limits.window):
-			return false
-		}
-		return l.needsTurn() // the next one, once the record of this one is cleared
-	})
-}
-
 // wantsTurn reports whether a lane has something to send next that needs a turn.
 func (e *engine) wantsTurn(l *lane, now time.Time) bool {
 	if !e.live(l) || !e.mayPublish(l, now) || l.inFlight > 0 || l.isolated() && l.proven(e.limits.window) {
 		return false
 	}
-	return l.needsTurn()
-}
-
-// needsTurn reports whether the next message of a lane goes in its turn only.
-func (l *lane) needsTurn() bool {
 	m := l.ready.next()
 	return m != nil && !m.hollow && m.needsTurn()
 }

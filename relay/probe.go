@@ -173,7 +173,7 @@ func (e *engine) refetchProbe(t *topic, now time.Time) {
 // answers, one probe follows another.
 func (e *engine) probesInTurn(m *entry, now time.Time) bool {
 	switch {
-	case !e.isolation.hasTurn(m), m.needsRecord() && e.isolation.turn == nil && e.isolation.next != m.lane && e.probesPause(now):
+	case !e.isolation.hasTurn(m):
 		return false
 	case m.needsRecord():
 		return m.lane.inFlight == 0
@@ -215,7 +215,6 @@ func (e *engine) probing(now time.Time) (probes []*entry) {
 func (e *engine) announced(m *entry, now time.Time) *entry {
 	if m.needsRecord() {
 		e.isolation.announce(m, now)
-		e.isolation.probes = true
 		return nil
 	}
 	if m.lane.together {

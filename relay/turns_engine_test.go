@@ -405,58 +405,6 @@ func TestEngine_AnUnclearMessageGetsATurn(t *testing.T) {
 	}
 }
 
-// Messages of lanes with crashes probe a topic that never answers. Each keeps the turn for long, but they
-// leave half of the time to lanes with something else to send.
-func TestEngine_ProbesWithoutAnswerLeaveTurnsToOthers(t *testing.T) {
-	t.Parallel()
-	const timeout, probers = 4 * time.Second, 6
-	d := newDrive(limits{lease: 4 * time.Second}, upTo(probers+1)...)
-	silent := map[*entry]time.Time{}
-	last, longest := d.now, time.Duration(0)
-	d.answer = func(m *entry) error {
-		if m.Topic == "A" {
-			silent[m] = d.now
-			return errSilence
-		}
-		longest, last = max(longest, d.now.Sub(last)), d.now
-		return nil
-	}
-	probes := 0
-	run := func(total time.Duration) {
-		d.run(total, 5*time.Millisecond, func() {
-			for n := range probers + 1 {
-				if d.lanes[n].crashes > 0 {
-					d.lanes[n].crashes, d.lanes[n].through = singleFrom, 0
-				}
-			}
-			for m, since := range silent {
-				if d.now.Sub(since) >= timeout {
-					delete(silent, m)
-					probes++
-					d.outcome(m, d.now, errNack)
-				}
-			}
-			if d.lanes[probers].ready.len() < 10 {
-				d.add(probers, 10, "B", "")
-			}
-		})
-	}
-	for n := range probers {
-		d.add(n, 3, "A", "")
-	}
-	run(3 * timeout)
-	for n := range probers + 1 {
-		d.lanes[n].crashes = singleFrom
-	}
-	run(3 * timeout)
-	longest, last, probes = 0, d.now, 0
-	run(20 * timeout)
-	longest = max(longest, d.now.Sub(last))
-	if longest > timeout*3/2 || probes < 5 || probes > 13 {
-		t.Errorf("%d probes in the time of 20; a lane had no turn for %s, a probe takes %s", probes, longest, timeout)
-	}
-}
-
 // A lane that needs no offer takes the turn before the one that has it: that one is next.
 func TestIsolation_OffersTheTurnAgainToALaneThatWasOvertaken(t *testing.T) {
 	t.Parallel()
