@@ -102,3 +102,33 @@ func TestEngine_ReadsALaneAgainAfterAReadOfBeforeTheDatabaseWasBack(t *testing.T
 		}
 	}
 }
+
+// Where a message counts as the one that can probe, others of its topic are read without payloads. So
+// it must be able to.
+func TestEngine_OnlyWhatCanProbeStandsForItsTopic(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(d *drive, m *entry)
+		want   bool
+	}{
+		"it waits":                          {func(*drive, *entry) {}, true},
+		"it has no payload":                 {func(_ *drive, m *entry) { m.hollow = true }, false},
+		"its lane is given up":              {func(_ *drive, m *entry) { m.lane.draining = true }, false},
+		"its topic is paused":               {func(d *drive, _ *entry) { d.paused.any, d.paused.now = true, pausedTopics("A") }, false},
+		"it goes alone, its lane is quiet":  {func(_ *drive, m *entry) { m.crashed = true }, true},
+		"it goes alone, its lane goes on":   {func(_ *drive, m *entry) { m.crashed, m.lane.inFlight = true, 1 }, false},
+		"it goes alone when its turn comes": {func(_ *drive, m *entry) { m.crashed, m.lane.inFlight, m.lane.crashes = true, 1, isolatedFrom }, true},
+	} {
+		d := newDrive(limits{}, 0)
+		d.add(0, 1, "A", "")
+		d.publishAll(func(*entry) error { return errNack })
+		topic := d.circuits.find("A")
+		if topic == nil || len(topic.withheld) != 1 {
+			t.Fatal("the topic has no trouble: the test shows nothing")
+		}
+		c.change(d, topic.withheld[0])
+		if got := d.hasProbe(topic, d.now); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
