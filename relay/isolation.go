@@ -15,16 +15,15 @@ import (
 // that costs few writes for many messages. If the worker dies of them too, these lanes are
 // known, and each has a turn of its own; after one more crash it sends one message at a time,
 // with a write for each. So crashes that no message has caused cost little, however many lanes
-// they hit. Where confirms are slow, two turns overlap, and twice as many lanes are suspected.
+// they hit. Where confirms are slow, up to four turns overlap, and as many more lanes are suspected.
 type isolation struct {
 	turn  *lane   // the lane that took it
 	group []*lane // it, and the lanes that send in the same turn
 
 	// These lanes have had their turn, but some of their messages are in flight, and recorded as
-	// such. Meanwhile the next turn goes on, so that slow confirms delay the others less. That one
-	// keeps the turn until its messages have their outcome: what must be alone has its turn, too.
-	ending   []*lane
-	overlaps bool // the turn began while others were ending
+	// such. Meanwhile the next turns go on, so that slow confirms delay the others less. Once it is
+	// offered a turn, what must be alone waits until nobody is left here.
+	ending []*lane
 
 	// Nobody has the turn: the lanes after the last one may take it, one after the other.
 	last    int // number of a lane
@@ -97,7 +96,7 @@ func (i *isolation) hasTurn(m *entry) bool {
 func (i *isolation) announce(m *entry, now time.Time) {
 	l := m.lane
 	if i.turn != l {
-		i.turn, i.group, i.overlaps = l, []*lane{l}, len(i.ending) > 0
+		i.turn, i.group = l, []*lane{l}
 		l.sentInTurn, l.turnBegan = 0, now
 		i.last = l.number
 		if i.next != nil && i.next != l { // it needs no offer; the round goes on with the lane that does
@@ -152,13 +151,16 @@ func (e *engine) passTurn(now time.Time) {
 }
 
 // overlapAt returns when the next lanes may have their turn although messages of this one are in
-// flight: they have been for as long as the turn may take. Zero: they may not.
+// flight: when it has sent for its share, and their outcomes had a quarter of that. Zero: they may
+// not, since that many lanes are ending their turns already. So at most 16 lanes are suspected after
+// one more crash, or four of those that have a turn of their own.
 func (e *engine) overlapAt() time.Time {
 	i := &e.isolation
-	if i.turn == nil || i.overlaps || e.limits.lease == 0 {
+	if i.turn == nil || len(i.ending) > 2*len(i.group) || e.limits.lease == 0 {
 		return time.Time{}
 	}
-	return i.turn.turnBegan.Add(2 * e.share(len(i.group)))
+	share := e.share(len(i.group))
+	return i.turn.turnBegan.Add(share + share/4)
 }
 
 // mayOverlap reports whether that time has come.

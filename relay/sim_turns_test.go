@@ -37,7 +37,7 @@ func (s *simulation) checkTurns(w *simWorker) {
 	if before > 0 {
 		s.stats["turns that overlap"]++
 	}
-	if alone > 1 || alone == 1 && now+before > 0 || max(now, before) > turnLanes {
+	if alone > 1 || alone == 1 && now+before > 0 || now > turnLanes || before > 3*turnLanes {
 		s.stats["isolated lanes beside one another"]++
 	}
 }
