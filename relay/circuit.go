@@ -13,7 +13,7 @@ type circuitState uint8
 const (
 	circuitClosed   circuitState = iota // a message failed, perhaps by its own fault; the others are published
 	circuitOpen                         // only one probe after another is published
-	circuitHalfOpen                     // each confirm lets two more out
+	circuitHalfOpen                     // each confirm lets some more out
 )
 
 // topic is the circuit of one topic that has had trouble. Other topics have none.
@@ -226,9 +226,14 @@ func (c *circuits) unrelated(m *entry) {
 	}
 }
 
-// letOut is how many messages go out when a probe has passed. Each confirm lets two more out: a broker
-// that confirms after 0.3 s gets 128 at a time after four answers, or 1.2 s; from two on it would be six.
-const letOut = 8
+// letOut is how many messages go out when a probe has passed, and each confirm then lets letOutMore
+// out, so one more answer brings four times as many. A broker that confirms after 0.7 s gets 128 at a
+// time after 2.1 s; with two for each confirm it would be 3.5 s, for which the last keys of a backlog
+// would wait on top of the outage.
+const (
+	letOut     = 8
+	letOutMore = 4
+)
 
 func (t *topic) settle(m *entry) {
 	if i := slices.Index(t.unclear, m); i >= 0 {
@@ -241,7 +246,7 @@ func (t *topic) settle(m *entry) {
 func (c *circuits) pass(m *entry) (blamed []*entry) {
 	c.passed = max(c.passed, m.sent)
 	if c.room > 0 {
-		c.room++
+		c.room += letOutMore - 1 // it has left room for one itself
 	}
 	if c.sinkProbe == m || c.sinkDown && m.sent > c.firstOpened() {
 		c.sinkDown, c.sinkProbe, c.room = false, nil, letOut
@@ -258,7 +263,7 @@ func (c *circuits) pass(m *entry) (blamed []*entry) {
 	switch t.state {
 	case circuitClosed, circuitHalfOpen:
 		if t.state == circuitHalfOpen {
-			t.credit += 2
+			t.credit += letOutMore
 		}
 		t.unclear = slices.DeleteFunc(t.unclear, func(s *entry) bool {
 			if s.state == stateUnclear && t.passed > s.failedAt {

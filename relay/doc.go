@@ -82,7 +82,7 @@
 // attempt whose answer was lost. The dead letter records that.
 //
 // A message that crashes its worker is detected. After two crashes in a row the lanes take
-// turns, up to four at a time. After a third, each of those that had their turn takes turns
-// alone; after a fourth, the one that had its turn publishes one message at a time, and only a
-// message that was alone in flight is blamed.
+// turns, four at a time, or up to sixteen where confirms are slow. After a third, each of those
+// that had messages in flight takes turns alone, or beside one other; after a fourth, such a lane
+// publishes one message at a time, and only a message that was alone in flight is blamed.
 package relay

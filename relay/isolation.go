@@ -15,7 +15,8 @@ import (
 // that costs few writes for many messages. If the worker dies of them too, these lanes are
 // known, and each has a turn of its own; after one more crash it sends one message at a time,
 // with a write for each. So crashes that no message has caused cost little, however many lanes
-// they hit. Where confirms are slow, up to four turns overlap, and as many more lanes are suspected.
+// they hit. Where confirms are slow, turns overlap, and one more crash leaves up to 16 lanes under
+// suspicion.
 type isolation struct {
 	turn  *lane   // the lane that took it
 	group []*lane // it, and the lanes that send in the same turn
@@ -36,9 +37,25 @@ const (
 	singleFrom   = 4
 )
 
-// turnLanes is how many lanes with two crashes share a turn. 32 lanes then have eight turns, and
-// one more crash leaves four of them under suspicion.
+// turnLanes is how many lanes with two crashes share a turn. 32 lanes then have eight turns.
 const turnLanes = 4
+
+// mostEnding bounds what is in flight of turns that have ended. One more turn goes on beside them.
+const mostEnding = 3 * turnLanes
+
+// suspects returns how much of mostEnding lanes take up. One that has a turn of its own counts as two
+// groups, so that two of these overlap at most: after one more crash, each message of them is alone.
+func suspects(lanes []*lane) (n int) {
+	for _, l := range lanes {
+		switch {
+		case l.crashes > isolatedFrom:
+			n += 2 * turnLanes
+		default:
+			n++
+		}
+	}
+	return n
+}
 
 // isolatedTurns is how many messages a lane sends in a turn, at most: more than isolatedMessages,
 // since some may come back without having shown anything, and a lane that is one message short of
@@ -46,8 +63,9 @@ const turnLanes = 4
 // last.
 const isolatedTurns = 2 * isolatedMessages
 
-// share is how long so many lanes may keep the turn. Then every lane has its turn within half a
-// lease, if the database is not slow: the lanes have waited for the lease of the worker that died.
+// share is how long so many lanes may send in a turn. Then every lane has its turn within about
+// half a lease, if the database is not slow: the lanes have waited for the lease of the worker that
+// died.
 func (e *engine) share(lanes int) time.Duration {
 	return e.limits.lease * time.Duration(lanes) / (2 * outbox.Lanes)
 }
@@ -122,9 +140,9 @@ func (i *isolation) sendAnnounced(l *lane, now time.Time) *entry {
 	return m
 }
 
-// passTurn ends a turn when its lanes have had their share, or have nothing to send. What the
-// database names of them is cleared before the next lanes are recorded, in one task; but not
-// before everything in flight has its outcome.
+// passTurn ends a turn when its lanes have had their share, or have nothing to send. The database
+// names them until everything of theirs in flight has its outcome; then that is cleared in one task,
+// before the next lanes are recorded. Those that wait for longer are recorded meanwhile.
 func (e *engine) passTurn(now time.Time) {
 	i := &e.isolation
 	i.ending = slices.DeleteFunc(i.ending, func(l *lane) bool {
@@ -151,16 +169,14 @@ func (e *engine) passTurn(now time.Time) {
 }
 
 // overlapAt returns when the next lanes may have their turn although messages of this one are in
-// flight: when it has sent for its share, and their outcomes had a quarter of that. Zero: they may
-// not, since that many lanes are ending their turns already. So at most 16 lanes are suspected after
-// one more crash, or four of those that have a turn of their own.
+// flight: it has sent for its share, and their outcomes have had that of one lane. Zero: they may
+// not, or nobody has the turn.
 func (e *engine) overlapAt() time.Time {
 	i := &e.isolation
-	if i.turn == nil || len(i.ending) > 2*len(i.group) || e.limits.lease == 0 {
+	if i.turn == nil || e.limits.lease == 0 || suspects(i.ending)+suspects(i.group) > mostEnding {
 		return time.Time{}
 	}
-	share := e.share(len(i.group))
-	return i.turn.turnBegan.Add(share + share/4)
+	return i.turn.turnBegan.Add(e.share(len(i.group) + 1))
 }
 
 // mayOverlap reports whether that time has come.
@@ -192,7 +208,7 @@ func (e *engine) companions(l *lane, now time.Time) (with []*lane) {
 	}
 	for n := 1; n < len(e.lanes) && len(with) < turnLanes-1; n++ {
 		o := e.lanes[(l.number+n)%len(e.lanes)]
-		if o == nil || o.crashes != isolatedFrom || o.announced != nil || !e.wantsTurn(o, now) || o.ready.next().mustBeAlone() {
+		if o == nil || o.crashes != isolatedFrom || o.announced != nil || !e.wantsTurn(o, now) || o.ready.next().mustBeAlone() || slices.Contains(e.isolation.ending, o) {
 			continue
 		}
 		with = append(with, o)
@@ -303,6 +319,7 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 		}
 	}
 	with := e.companions(l, now)
+	e.isolation.group = append(e.isolation.group, with...) // whatever comes of it: that is cleared when the turn ends
 	withFences := make([]relaystore.Fence, len(with))
 	for i, o := range with {
 		withFences[i] = e.fence(o)
@@ -334,7 +351,7 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 			for i, o := range with {
 				if !alone[i] && e.live(o) && !o.draining {
 					o.together, o.stale, o.sentInTurn, o.turnBegan = true, false, 0, now
-					e.isolation.group = append(e.isolation.group, o)
+					l.turnBegan = now // also if it forgot its message meanwhile
 				}
 			}
 			switch {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -207,5 +208,127 @@ func TestEngine_ALaneHasItsTurnOnce(t *testing.T) {
 	})
 	if !paused || d.passed["A"] > 0 || d.lanes[1].paused {
 		t.Error("the lane with the turn was not paused and resumed")
+	}
+}
+
+// Lanes that have turns of their own, after three crashes, overlap by two: after one more crash each
+// message of them would be alone.
+func TestEngine_FewLanesWithTurnsOfTheirOwnOverlap(t *testing.T) {
+	t.Parallel()
+	const lanes = 12
+	d := newDrive(limits{lease: 3 * time.Second}, upTo(lanes)...)
+	for n := range lanes {
+		d.lanes[n].crashes = isolatedFrom + 1
+		d.add(n, 100, "A", "key")
+	}
+	most, had := 0, map[int]bool{}
+	confirms := d.confirmAfter(700*time.Millisecond, func(m *entry) { had[m.Lane] = true })
+	d.run(10*time.Second, time.Millisecond, func() {
+		confirms()
+		d.checkTurns(t)
+		inFlight := 0
+		for _, l := range d.lanes[:lanes] {
+			if l.inFlight > 0 {
+				inFlight++
+			}
+		}
+		most = max(most, inFlight)
+	})
+	if most != 2 || len(had) != lanes {
+		t.Errorf("up to %d lanes had messages in flight; %d of %d lanes had their turn", most, len(had), lanes)
+	}
+}
+
+// Nobody knows whether a turn was recorded, of the lane that has it and of those that share it. That is
+// cleared, or a crash would count for lanes that had sent nothing.
+func TestEngine_ClearsTheRecordsOfATurnThatWasLost(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(d *drive, l *lane){
+		"no answer": func(d *drive, _ *lane) {
+			d.taskDone(d.now, taskAnswer{err: context.DeadlineExceeded, kind: taskLost})
+		},
+		"its lane is gone": func(d *drive, l *lane) {
+			d.drop(l.number)
+			d.taskDone(d.now, taskAnswer{})
+		},
+	} {
+		d := newDrive(limits{lease: 3 * time.Second}, upTo(2*turnLanes)...)
+		d.taskTime, d.answer = 20*time.Millisecond, func(*entry) error { return nil }
+		for n := range 2 * turnLanes {
+			d.lanes[n].crashes = isolatedFrom
+			d.add(n, 10, "A", "")
+		}
+		lost := false
+		d.run(3*time.Second, time.Millisecond, func() {
+			if c := d.tasks.running; c != nil && c.lane != nil && c.lane.announced != nil && !lost {
+				lost = true
+				lose(d, c.lane)
+				for n, l := range d.lanes[:2*turnLanes] {
+					if l != nil && len(l.entries) == 0 { // they are read again, but there is nothing any more
+						d.lanes[n].loaded = true
+					}
+				}
+			}
+			d.checkTurns(t)
+		})
+		if !lost {
+			t.Fatalf("%s: no turn was recorded", name)
+		}
+		for n, l := range d.lanes[:2*turnLanes] {
+			if l != nil && l.stale {
+				t.Errorf("%s: lane %d may be recorded as in flight, and nobody clears that", name, n)
+			}
+		}
+	}
+}
+
+// A message is confirmed after all while its lane's turn is recorded, with others that share it. The next
+// one must be alone, and is not sent beside those.
+func TestEngine_NothingIsAloneBesideTheCompanionsOfAnother(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 3 * time.Second}, upTo(turnLanes)...)
+	d.taskTime = 20 * time.Millisecond
+	for n := range turnLanes {
+		d.lanes[n].crashes = isolatedFrom
+		d.add(n, 1, "A", "")
+	}
+	first := d.lanes[1] // to have the turn
+	suspect := d.row(1, "A", "")
+	suspect.crashed = true
+	first.add([]*entry{suspect})
+	cancelled, alone := false, false
+	confirms := d.confirmAfter(100*time.Millisecond, func(m *entry) { alone = alone || m == suspect })
+	d.run(3*time.Second, time.Millisecond, func() {
+		if m := first.announced; !cancelled && m != nil && m != suspect && d.tasks.running != nil {
+			cancelled = true
+			d.confirmLate(m, d.now)
+		}
+		confirms()
+		d.checkTurns(t)
+		for n, l := range d.lanes[:turnLanes] {
+			if l != first && l.inFlight > 0 && (first.announced == suspect || first.alone == suspect) {
+				t.Fatalf("a message is alone beside those of lane %d", n)
+			}
+		}
+	})
+	if !cancelled || !alone {
+		t.Errorf("the first message was confirmed meanwhile: %t; the other was sent: %t", cancelled, alone)
+	}
+}
+
+// The last message of a lane whose turn was ending has its outcome, and nobody has noticed yet that the turn
+// is over. The lane shares no other turn, or the record of that one would be cleared as that of the first.
+func TestEngine_ALaneThatEndsItsTurnIsNoCompanion(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 3 * time.Second}, upTo(turnLanes)...)
+	for n := range turnLanes {
+		d.lanes[n].crashes = isolatedFrom
+		d.add(n, 1, "A", "")
+	}
+	first, ending := d.lanes[0], d.lanes[2]
+	d.isolation.announce(first.ready.next(), d.now)
+	d.isolation.ending = []*lane{ending}
+	if with := d.companions(first, d.now); len(with) != turnLanes-2 || slices.Contains(with, ending) {
+		t.Errorf("%d lanes share the turn", len(with))
 	}
 }

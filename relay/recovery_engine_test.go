@@ -417,7 +417,7 @@ func TestEngine_SendsOnWhereNothingOfARecoveryIsAnswered(t *testing.T) {
 	}
 }
 
-// A broker that is slow after its outage has confirmed a hundred messages after six answers, one after the
+// A broker that is slow after its outage has confirmed a hundred messages after four answers, one after the
 // other.
 func TestEngine_RecoversInFewAnswers(t *testing.T) {
 	t.Parallel()
@@ -438,7 +438,7 @@ func TestEngine_RecoversInFewAnswers(t *testing.T) {
 		}
 	})
 	d.run(10*time.Second, 10*time.Millisecond, func() {
-		if first.IsZero() || d.now.Sub(first) < 5*answer {
+		if first.IsZero() || d.now.Sub(first) < 4*answer {
 			confirm()
 		}
 	})

@@ -34,24 +34,15 @@ func (s *simulation) checkTurns(w *simWorker) {
 	}
 	now, before := sharing(w.lanes[:], func(l *lane) bool { return l.together || l.announced != nil && !l.announced.mustBeAlone() }),
 		sharing(w.isolation.ending, func(l *lane) bool { return w.live(l) && l.crashes > 0 && l.inFlight > 0 })
-	if before > 0 {
+	if len(before) > 0 {
 		s.stats["turns that overlap"]++
 	}
-	if alone > 1 || alone == 1 && now+before > 0 || now > turnLanes || before > 3*turnLanes {
+	if alone > 1 || alone == 1 && len(now)+len(before) > 0 || len(now) > turnLanes || len(now) > 1 && suspects(now) > len(now) || suspects(before) > mostEnding {
 		s.stats["isolated lanes beside one another"]++
 	}
 }
 
-// sharing counts lanes that share a turn. One with more than two crashes counts as all that may.
-func sharing(lanes []*lane, counts func(*lane) bool) (n int) {
-	for _, l := range lanes {
-		switch {
-		case l == nil || !counts(l):
-		case l.crashes > isolatedFrom:
-			n += turnLanes
-		default:
-			n++
-		}
-	}
-	return n
+// sharing returns the lanes that count.
+func sharing(lanes []*lane, counts func(*lane) bool) []*lane {
+	return slices.DeleteFunc(slices.Clone(lanes), func(l *lane) bool { return l == nil || !counts(l) })
 }
