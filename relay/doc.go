@@ -83,6 +83,6 @@
 //
 // A message that crashes its worker is detected. After two crashes in a row the lanes take
 // turns, four at a time, or up to sixteen where confirms are slow. After a third, each of those
-// that had messages in flight takes turns alone, or beside one other; after a fourth, such a lane
-// publishes one message at a time, and only a message that was alone in flight is blamed.
+// that had messages in flight takes turns of its own, few beside one another; after a fourth, such a
+// lane publishes one message at a time, and only a message that was alone in flight is blamed.
 package relay

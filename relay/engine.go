@@ -118,6 +118,9 @@ func newEngine(l limits) *engine {
 func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 	l := newLane(number, t.Epoch, &e.limits, trusted)
 	l.crashes, l.leftAlone = t.Crashes, t.Alone
+	if t.Expired {
+		l.inheritedUntil = trusted.Add(clockSkew)
+	}
 	if t.Alone == relaystore.WholeLane { // nothing to blame, but it must not count again
 		l.leftAlone, l.stale, l.mustClear = 0, true, true
 		l.unsureUntil = trusted.Add(clockSkew) // rows of before that may have been sent
@@ -217,6 +220,7 @@ func (e *engine) forgetUnsent() {
 // lane that could not be read while others were: reading it may be what stopped the database.
 func (e *engine) databaseBack(now time.Time) {
 	e.backAt = now
+	e.reads.absolve(e.lanes[:])
 	pauses := []*time.Time{&e.reads.retryAt, &e.removals.retryAt, &e.tasks.retryAt, &e.tasks.loadAt, &e.tasks.retriedAt, &e.tasks.crashesAt, &e.due.at}
 	for _, l := range e.lanes {
 		if l != nil {

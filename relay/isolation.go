@@ -19,7 +19,7 @@ import (
 // suspicion.
 type isolation struct {
 	turn  *lane   // the lane that took it
-	group []*lane // it, and the lanes that send in the same turn
+	group []*lane // it, and those that may be recorded with it: they send in the same turn
 
 	// These lanes have had their turn, but some of their messages are in flight, and recorded as
 	// such. Meanwhile the next turns go on, so that slow confirms delay the others less. Once it is
@@ -64,8 +64,8 @@ func suspects(lanes []*lane) (n int) {
 const isolatedTurns = 2 * isolatedMessages
 
 // share is how long so many lanes may send in a turn. Then every lane has its turn within about
-// half a lease, if the database is not slow: the lanes have waited for the lease of the worker that
-// died.
+// half a lease, if database and broker are not slow: the lanes have waited for the lease of the
+// worker that died.
 func (e *engine) share(lanes int) time.Duration {
 	return e.limits.lease * time.Duration(lanes) / (2 * outbox.Lanes)
 }
@@ -124,6 +124,7 @@ func (i *isolation) announce(m *entry, now time.Time) {
 	}
 	l.sentInTurn++
 	m.state = stateAnnouncing
+	l.stale = l.stale || l.together // that several are in flight is recorded until m is
 	l.announced, l.written, l.together = m, false, false
 }
 
@@ -298,7 +299,7 @@ func (e *engine) turnWrite(now time.Time) *task {
 // recordAlone records which message of a lane is about to be in flight alone, or that several
 // are, of its companions too, or that nothing recorded is any more. First it clears what is
 // recorded of other lanes. If that is impossible for one, the others do not wait: at worst it
-// counts a crash too many. A companion that cannot be recorded is none.
+// counts a crash too many. A companion that cannot be recorded sends nothing in this turn.
 func (e *engine) recordAlone(l *lane, now time.Time) *task {
 	var id int64
 	f := e.fence(l)

@@ -41,6 +41,11 @@ type lane struct {
 	unsure      map[rowID]bool
 	unsureUntil time.Time
 
+	// The worker that let the lease expire may have sent, without an answer, what was created up to
+	// then; zero: it gave the lane back. All that it may have sent is read early, so when the lane is
+	// given back in turn, the messages themselves tell it.
+	inheritedUntil time.Time
+
 	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
 	overlooked   bool            // by looks for due rows, since its lease was not trusted
@@ -148,7 +153,7 @@ func (l *lane) add(entries []*entry) int {
 func (l *lane) know(m *entry) {
 	m.lane = l
 	id := m.rowID()
-	m.unanswered = m.unanswered || l.unsure[id] || l.unsureTime(m.CreatedAt) || l.crashes > 0 // the worker that died may have had it in flight
+	m.unanswered = m.unanswered || l.unsure[id] || l.unsureTime(m.CreatedAt) || l.inherited(m.CreatedAt) || l.crashes > 0 // the worker that died may have had it in flight
 	delete(l.unsure, id)
 	l.entries[id] = m
 	if m.locked {
@@ -330,6 +335,10 @@ func (l *lane) rememberUnsure(m *entry) {
 // unsureTime reports whether all rows of that time may have been sent without an answer.
 func (l *lane) unsureTime(created time.Time) bool {
 	return !l.unsureUntil.IsZero() && !created.After(l.unsureUntil)
+}
+
+func (l *lane) inherited(created time.Time) bool {
+	return !l.inheritedUntil.IsZero() && !created.After(l.inheritedUntil)
 }
 
 // isUnsure reports whether a copy of a message may have arrived without an answer.

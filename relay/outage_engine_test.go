@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // What failed is tried again after a pause, in which nothing is asked of the database, and at once when
@@ -103,6 +105,76 @@ func TestEngine_ReadsALaneAgainAfterAReadOfBeforeTheDatabaseWasBack(t *testing.T
 	}
 }
 
+// While the database was away, reads of all lanes failed. That they did says nothing about the lanes: all are
+// read at once when it is back. If that fails as well, they are read few at a time, as after any failure, until
+// all have been read: one of them may stop the database each time.
+func TestEngine_ReadsAllLanesAtOnceWhenTheDatabaseIsBack(t *testing.T) {
+	t.Parallel()
+	const lanes = 16
+	d := newDrive(limits{}, upTo(lanes)...)
+	attempt := func(err error) (read int) {
+		t.Helper()
+		d.now = d.now.Add(time.Second)
+		d.wake()
+		r := d.nextRead(d.now)
+		if r == nil {
+			t.Fatal("nothing is read")
+		}
+		d.read(r, nil, d.now, err)
+		for n := range lanes {
+			d.lanes[n].loaded = true // or there is nothing to read
+		}
+		return len(r.lanes)
+	}
+	lost := errors.New("connection reset")
+	for _, step := range []struct {
+		what string
+		back bool
+		err  error
+		want int
+	}{
+		{"at first", false, lost, lanes},
+		{"after a failure", false, lost, lanes / 4},
+		{"when the database is back", true, lost, lanes},
+		{"when it is back, after that has failed", true, nil, lanes / 4},
+		{"when it is back, and some have been read: these have their turn", true, nil, lanes / 4},
+	} {
+		if step.back {
+			d.databaseBack(d.now)
+		}
+		if got := attempt(step.err); got != step.want {
+			t.Errorf("%s: %d lanes are read, want %d", step.what, got, step.want)
+		}
+	}
+	for range lanes { // until all of them have been read, and some time longer
+		attempt(nil)
+	}
+	attempt(lost)
+	d.databaseBack(d.now)
+	if got := attempt(nil); got != lanes {
+		t.Errorf("after another outage %d lanes are read, want %d", got, lanes)
+	}
+}
+
+// A large message that did not come in time has a pause of its own: pieces of it would take the time of all
+// other reads, also just after an outage.
+func TestEngine_WaitsWithTheRestOfALargeMessageAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, large := range []bool{false, true} {
+		d := newDrive(limits{}, 0)
+		r := &read{began: d.now}
+		if large {
+			r.short = map[int]error{0: errors.New("too slow")}
+		}
+		d.now = d.now.Add(time.Second)
+		d.databaseBack(d.now)
+		d.putOffReads(d.lanes[0], r, d.now)
+		if waits := d.lanes[0].readAt.After(d.now); waits != large {
+			t.Errorf("a large message: %t; its lane waits: %t", large, waits)
+		}
+	}
+}
+
 // Where a message counts as the one that can probe, others of its topic are read without payloads. So
 // it must be able to.
 func TestEngine_OnlyWhatCanProbeStandsForItsTopic(t *testing.T) {
@@ -129,6 +201,34 @@ func TestEngine_OnlyWhatCanProbeStandsForItsTopic(t *testing.T) {
 		c.change(d, topic.withheld[0])
 		if got := d.hasProbe(topic, d.now); got != c.want {
 			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+}
+
+// The worker before has not given the lane back, and that counted no crash: it may have lived, or others had
+// let leases expire too. It may have sent what was there at the time.
+func TestEngine_KnowsThatTheWorkerBeforeMayHaveSent(t *testing.T) {
+	t.Parallel()
+	for _, expired := range []bool{false, true} {
+		d := newDrive(limits{}, 0)
+		d.drop(0)
+		d.hold(0, relaystore.Taken{Epoch: 2, Expired: expired}, d.now.Add(time.Second))
+		l := d.lanes[0]
+		l.loaded = true
+		before := d.row(0, "A", "")
+		d.now = d.now.Add(clockSkew + time.Minute)
+		after := d.row(0, "A", "")
+		l.add([]*entry{before, after})
+		if before.unanswered != expired || after.unanswered {
+			t.Errorf("not given back: %t; it may have sent the message of before: %t, of after: %t", expired, before.unanswered, after.unanswered)
+		}
+		if l.isUnsure() != expired {
+			t.Errorf("not given back: %t; the next worker is told: %t", expired, l.isUnsure())
+		}
+		l.forget(before)
+		delete(l.unsure, before.rowID()) // it was delivered
+		if l.isUnsure() {
+			t.Error("the next worker is told, although nothing of before is left")
 		}
 	}
 }

@@ -332,3 +332,35 @@ func TestEngine_ALaneThatEndsItsTurnIsNoCompanion(t *testing.T) {
 		t.Errorf("%d lanes share the turn", len(with))
 	}
 }
+
+// A message that must be alone follows others of its lane, which are recorded, and is not sent after all.
+// The record is cleared, or a crash would count for a lane that has nothing in flight.
+func TestEngine_ClearsTheRecordOfALaneWhoseNextMessageIsNotSent(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 3 * time.Second}, 0)
+	d.taskTime, d.answer = 10*time.Millisecond, func(*entry) error { return nil }
+	d.add(0, 3, "A", "")
+	l, suspect := d.lanes[0], d.row(0, "A", "")
+	suspect.crashed = true
+	l.crashes = isolatedFrom
+	l.add([]*entry{suspect})
+	announced, tasks := false, 0
+	d.did = func(c *task) {
+		if c.lane == l {
+			tasks++
+		}
+	}
+	d.run(time.Second, time.Millisecond, func() {
+		if l.together && !announced {
+			d.taskTime = 0 // what comes next is not recorded yet
+		}
+		if l.announced == suspect && !announced {
+			announced, tasks, d.taskTime = true, 0, 10*time.Millisecond
+			d.pause(pauses{lanes: [len(d.lanes)]bool{0: true}}, d.now)
+		}
+		d.checkTurns(t)
+	})
+	if !announced || tasks == 0 || l.stale {
+		t.Errorf("it was about to be sent: %t; then %d writes for its lane; the record is left: %t", announced, tasks, l.stale)
+	}
+}

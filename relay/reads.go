@@ -42,6 +42,7 @@ type reads struct {
 	sound   bool // the last read was of lanes that can be read
 	last    int  // the lane that the last read ended with, if it left some out
 
+	absolved bool     // doubt about lanes was dropped once, and not all of them have been read since
 	answered int      // reads answered
 	slow     int      // reads in a row that passed busy keys over and took long
 	baseline baseline // of the time of a read
@@ -178,6 +179,21 @@ func (r *reads) narrow(lanes []*lane) []*lane {
 	return chosen
 }
 
+// absolve drops the doubt about lanes whose reads failed while the database was away, so that all are read
+// at once now that it is back. If reads fail again, they may be what stops it: then the doubt stays until
+// all lanes have been read, or each time the database is back they would stop it again.
+func (r *reads) absolve(lanes []*lane) {
+	if r.absolved {
+		return
+	}
+	r.absolved, r.breadth = true, outbox.Lanes
+	for _, l := range lanes {
+		if l != nil && l.unreadable <= 1 {
+			l.readFailed = false
+		}
+	}
+}
+
 const (
 	// firstReadRows is the first limit on the rows of a read: not more than 1 MiB,
 	// except for messages that are larger.
@@ -294,7 +310,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 		switch {
 		case !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.readFailed }):
-			e.reads.breadth = outbox.Lanes
+			e.reads.breadth, e.reads.absolved = outbox.Lanes, false
 		case !e.reads.sound:
 			e.reads.breadth = min(2*e.reads.breadth, outbox.Lanes)
 		}

@@ -446,3 +446,27 @@ func TestEngine_RecoversInFewAnswers(t *testing.T) {
 		t.Errorf("%d messages have passed", passed)
 	}
 }
+
+// A lane is read again for messages whose payload is needed now, but not while one of it is being recorded: it
+// would forget that, again and again.
+func TestEngine_ReadsNoLaneAgainThatIsAboutToSend(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0)
+	l, m := d.lanes[0], d.row(0, "A", "")
+	m.hollow = true
+	l.add([]*entry{m})
+	l.ready.drop()
+	d.circuits.withhold(m)
+	topic := d.circuits.find("A")
+	for name, refetch := range map[string]func(){
+		"the topic recovers": func() { topic.refetch(d.now) },
+		"a probe is due":     func() { d.refetchProbe(topic, d.now) },
+	} {
+		for _, announced := range []*entry{d.row(0, "B", ""), nil} {
+			l.announced, l.refetch = announced, false
+			if refetch(); l.refetch != (announced == nil) {
+				t.Errorf("%s: about to send: %t; read again: %t", name, announced != nil, l.refetch)
+			}
+		}
+	}
+}

@@ -114,4 +114,5 @@ type Taken struct {
 	Epoch   int64
 	Crashes int   // takeovers in a row without a window confirmed
 	Alone   int64 // id that was alone in flight when the former owner died, or WholeLane; 0: none
+	Expired bool  // the former owner has not given it back: it may have had messages in flight
 }

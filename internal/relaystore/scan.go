@@ -72,7 +72,7 @@ func scanTaken(rows *sql.Rows, err error) (map[int]Taken, error) {
 	taken := map[int]Taken{}
 	_, err = collect(rows, err, func(row *sql.Rows, t *Taken) error {
 		var lane int
-		err := row.Scan(&lane, &t.Epoch, &t.Crashes, &t.Alone)
+		err := row.Scan(&lane, &t.Epoch, &t.Crashes, &t.Alone, &t.Expired)
 		taken[lane] = *t
 		return err
 	})

@@ -16,19 +16,20 @@ import (
 type sqlite struct {
 	db *sql.DB
 	q  struct {
-		BeatWorker, BeatLeases, Held, Census, Take, Expire, ExpireWorker string
-		ExpireFormer, DeleteFormer, Release, Leave, Guard, Fence         string
-		SetAlone, ClearAlone, ClearCrashes                               string
-		Keys, TopicsDue, Heads, Rows, Find, ReadPiece, Commands          string
-		FindOtherTopics, HasKey, FindDeadLetter, RowsOfKeys              string
-		Retry, DeadLetter, DeleteFromOutbox, RetryAgain, Postpone        string
-		HoldKey, DeadLetterHeld, DeadLetterRetrying                      string
-		MarkUnanswered, MarkMaybeDelivered, DeleteRetrying, DeleteHeld   string
-		SetHeadTime, ClearOtherTimes, Replay, CloseDeadLetter            string
-		KeepHistory, CloseDeadLetters, HighestID                         string
-		RetryNow, RetryKeyNow                                            string
-		Waiting, Owners, Workers                                         string
-		Retrying, RetryingTopic, RetryingKey                             string
+		BeatWorker, BeatLeases, Held, Census, Take, Owned, Expire      string
+		ExpireWorker                                                   string
+		ExpireFormer, DeleteFormer, Release, Leave, Guard, Fence       string
+		SetAlone, ClearAlone, ClearCrashes                             string
+		Keys, TopicsDue, Heads, Rows, Find, ReadPiece, Commands        string
+		FindOtherTopics, HasKey, FindDeadLetter, RowsOfKeys            string
+		Retry, DeadLetter, DeleteFromOutbox, RetryAgain, Postpone      string
+		HoldKey, DeadLetterHeld, DeadLetterRetrying                    string
+		MarkUnanswered, MarkMaybeDelivered, DeleteRetrying, DeleteHeld string
+		SetHeadTime, ClearOtherTimes, Replay, CloseDeadLetter          string
+		KeepHistory, CloseDeadLetters, HighestID                       string
+		RetryNow, RetryKeyNow                                          string
+		Waiting, Owners, Workers                                       string
+		Retrying, RetryingTopic, RetryingKey                           string
 	}
 }
 

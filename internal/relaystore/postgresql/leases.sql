@@ -112,7 +112,7 @@ from (
 	where owner not in ('', $1) and lease_until < clock_timestamp()
 ) absent
 where l.lane = free.lane
-returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0);
+returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0), free.owner <> '';
 
 -- name: expire
 -- By primary key. Ends leases and workers that are still as they were seen.

@@ -67,7 +67,14 @@ where lane in (
 	where lane in (select value from json_each(?2)) and lease_until < cast(unixepoch('subsec') * 1000000 as integer)
 	limit ?3
 )
-returning lane, epoch, crashes, coalesce(suspect, 0);
+returning lane, epoch, crashes, coalesce(suspect, 0), false;
+
+-- name: owned
+-- Before take, in its transaction: what it returns is of afterwards, also where a with clause reads it.
+-- scans: relay_leases: it has 33 rows
+select lane
+from {{relay_leases}}
+where owner <> '' and lane in (select value from json_each(?1));
 
 -- name: expire
 -- By primary key. Ends a lease that is still as it was seen.
