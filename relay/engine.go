@@ -118,12 +118,11 @@ func newEngine(l limits) *engine {
 func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 	l := newLane(number, t.Epoch, &e.limits, trusted)
 	l.crashes, l.leftAlone = t.Crashes, t.Alone
-	if t.Expired {
-		l.inheritedUntil = trusted.Add(clockSkew)
+	if t.Expired || t.Alone == relaystore.WholeLane {
+		l.inheritedUntil, l.unread = trusted.Add(clockSkew), true
 	}
 	if t.Alone == relaystore.WholeLane { // nothing to blame, but it must not count again
 		l.leftAlone, l.stale, l.mustClear = 0, true, true
-		l.unsureUntil = trusted.Add(clockSkew) // rows of before that may have been sent
 	}
 	l.retry = drawnBackOff(e.limits.draw)
 	l.paused = e.paused.now.lanes[number]

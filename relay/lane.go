@@ -41,10 +41,11 @@ type lane struct {
 	unsure      map[rowID]bool
 	unsureUntil time.Time
 
-	// The worker that let the lease expire may have sent, without an answer, what was created up to
-	// then; zero: it gave the lane back. All that it may have sent is read early, so when the lane is
-	// given back in turn, the messages themselves tell it.
+	// A worker before may have sent, without an answer, what was created up to then (and somewhat
+	// later, as clocks differ); zero: it gave the lane back, and says that it has not. Until the lane
+	// has been read whole, the next worker has to know that too; then the messages themselves tell it.
 	inheritedUntil time.Time
+	unread         bool
 
 	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
@@ -343,7 +344,7 @@ func (l *lane) inherited(created time.Time) bool {
 
 // isUnsure reports whether a copy of a message may have arrived without an answer.
 func (l *lane) isUnsure() bool {
-	if len(l.unsure) > 0 || !l.unsureUntil.IsZero() {
+	if l.unread || len(l.unsure) > 0 || !l.unsureUntil.IsZero() {
 		return true
 	}
 	for _, m := range l.entries {

@@ -222,13 +222,91 @@ func TestEngine_KnowsThatTheWorkerBeforeMayHaveSent(t *testing.T) {
 		if before.unanswered != expired || after.unanswered {
 			t.Errorf("not given back: %t; it may have sent the message of before: %t, of after: %t", expired, before.unanswered, after.unanswered)
 		}
-		if l.isUnsure() != expired {
-			t.Errorf("not given back: %t; the next worker is told: %t", expired, l.isUnsure())
+	}
+}
+
+// Before it has read such a lane whole, or while it has not sent what it has read, a worker tells the next one.
+func TestEngine_TellsTheNextWorkerWhatTheOneBeforeMayHaveSent(t *testing.T) {
+	t.Parallel()
+	for name, taken := range map[string]relaystore.Taken{
+		"not given back": {Epoch: 2, Expired: true},
+		"told itself":    {Epoch: 2, Alone: relaystore.WholeLane},
+	} {
+		d := newDrive(limits{}, 0)
+		d.drop(0)
+		d.hold(0, taken, d.now.Add(time.Hour))
+		l := d.lanes[0]
+		l.loaded, l.mustClear = true, false
+		read := func(n int) {
+			t.Helper()
+			d.now = d.now.Add(time.Second)
+			d.wake()
+			r := d.nextRead(d.now)
+			if r == nil {
+				t.Fatalf("%s: nothing is read", name)
+			}
+			var rows []*entry
+			for range n {
+				rows = append(rows, d.row(0, "A", ""))
+			}
+			d.read(r, rows, d.now, nil)
 		}
-		l.forget(before)
-		delete(l.unsure, before.rowID()) // it was delivered
-		if l.isUnsure() {
-			t.Error("the next worker is told, although nothing of before is left")
+		tells := func(want bool, when string) {
+			t.Helper()
+			if got := l.isUnsure(); got != want {
+				t.Errorf("%s: %s: the next worker is told: %t", name, when, got)
+			}
 		}
+		tells(true, "at first")
+		read(d.reads.rowsEach(1, d.limits.laneRows))
+		d.forgetUnsent()
+		l.loaded = true
+		tells(true, "when not all of it was read, and that was forgotten")
+		read(1)
+		tells(true, "while something waits")
+		d.publishAll(func(*entry) error { return nil })
+		for id := range l.unsure { // what was forgotten, and deleted by the one before
+			delete(l.unsure, id)
+		}
+		tells(false, "when all is sent")
+	}
+}
+
+// A read of all lanes hangs over the end of an outage. That it fails says nothing about them either. Nor does
+// a lane that is paused, and so not read, keep the others in doubt.
+func TestEngine_AnOutageIsNoFaultOfALane(t *testing.T) {
+	t.Parallel()
+	const lanes = 16
+	d := newDrive(limits{}, upTo(lanes)...)
+	lost := errors.New("connection reset")
+	read := func(during func(), err error) int {
+		t.Helper()
+		d.now = d.now.Add(time.Second)
+		d.wake()
+		r := d.nextRead(d.now)
+		if r == nil {
+			t.Fatal("nothing is read")
+		}
+		d.now = d.now.Add(time.Second)
+		during()
+		d.read(r, nil, d.now, err)
+		for _, l := range d.lanes[:lanes] {
+			l.loaded = true // or there is nothing to read
+		}
+		return len(r.lanes)
+	}
+	pass, back := func() {}, func() { d.databaseBack(d.now) }
+	read(back, lost)
+	if got := read(pass, lost); got != lanes {
+		t.Errorf("after a read that hung over the end of an outage, %d lanes are read", got)
+	}
+	d.pause(pauses{lanes: [len(d.lanes)]bool{0: true}}, d.now)
+	for range 2 * lanes {
+		read(pass, nil)
+	}
+	read(pass, lost)
+	back()
+	if got := read(pass, nil); got != lanes-1 {
+		t.Errorf("a lane is paused that could not be read, and after an outage %d others are read", got)
 	}
 }

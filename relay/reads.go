@@ -183,16 +183,20 @@ func (r *reads) narrow(lanes []*lane) []*lane {
 // at once now that it is back. If reads fail again, they may be what stops it: then the doubt stays until
 // all lanes have been read, or each time the database is back they would stop it again.
 func (r *reads) absolve(lanes []*lane) {
-	if r.absolved {
+	if r.absolved || !slices.ContainsFunc(lanes, (*lane).doubted) {
 		return
 	}
 	r.absolved, r.breadth = true, outbox.Lanes
 	for _, l := range lanes {
-		if l != nil && l.unreadable <= 1 {
+		if l.doubted() {
 			l.readFailed = false
 		}
 	}
 }
+
+// doubted reports whether the last read of a lane has failed, maybe not by its own fault. One that is
+// paused counts only once it is read again.
+func (l *lane) doubted() bool { return l != nil && l.readFailed && l.unreadable <= 1 && !l.paused }
 
 const (
 	// firstReadRows is the first limit on the rows of a read: not more than 1 MiB,
@@ -272,7 +276,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			l.otherTopic = 0
 		}
 		if whole {
-			l.behind = time.Time{}
+			l.behind, l.unread = time.Time{}, false
 		}
 	}
 	if err != nil && !sqlerr.TimedOut(err) { // a timeout is an answer
@@ -288,6 +292,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		e.reads.breadth = max(1, min(e.reads.breadth, len(r.lanes))/4)
 		for _, l := range r.lanes {
 			l.readFailed = true
+		}
+		if r.began.Before(e.backAt) { // it hung over the end of an outage
+			e.reads.absolve(e.lanes[:])
 		}
 		if len(r.lanes) == 1 {
 			e.putOffReads(r.lanes[0], r, now)
@@ -308,9 +315,12 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 				l.unreadable, l.unreadableAt = 0, e.reads.answered
 			}
 		}
+		if !slices.ContainsFunc(e.lanes[:], (*lane).doubted) {
+			e.reads.absolved = false
+		}
 		switch {
 		case !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.readFailed }):
-			e.reads.breadth, e.reads.absolved = outbox.Lanes, false
+			e.reads.breadth = outbox.Lanes
 		case !e.reads.sound:
 			e.reads.breadth = min(2*e.reads.breadth, outbox.Lanes)
 		}
