@@ -69,7 +69,7 @@ func (p *process) start() (<-chan error, error) {
 	}
 	// The servers come first, as if they had machines of their own: where all compete for two cores,
 	// RabbitMQ confirms nothing for seconds, and nothing else can move either. (Where Linux shares
-	// the CPU among sessions, see scripts/servers/rabbitmq.sh, this puts the proxies first.)
+	// the CPU among sessions, this puts the proxies first, and prefer RabbitMQ.)
 	// Not CommandContext: supervise decides who ends it and how.
 	cmd := exec.Command("nice", "-n", "10", p.path)
 	cmd.Env, cmd.Stderr = append(os.Environ(), work.Variable+"="+string(text)), log

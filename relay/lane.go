@@ -37,13 +37,13 @@ type lane struct {
 
 	// Rows that were forgotten after an attempt without an answer, to be read again: a copy
 	// may have arrived. So are all that were created up to unsureUntil, if it is not zero:
-	// they were too many, or the former owner has given the lane back with such rows.
+	// they were too many.
 	unsure      map[rowID]bool
 	unsureUntil time.Time
 
 	// A worker before may have sent, without an answer, what was created up to then (and somewhat
 	// later, as clocks differ); zero: it gave the lane back, and says that it has not. Until the lane
-	// has been read whole, the next worker has to know that too; then the messages themselves tell it.
+	// has been read whole, the next worker has to know that too; then the messages that it knows tell it.
 	inheritedUntil time.Time
 	unread         bool
 

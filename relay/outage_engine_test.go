@@ -237,7 +237,7 @@ func TestEngine_TellsTheNextWorkerWhatTheOneBeforeMayHaveSent(t *testing.T) {
 		d.hold(0, taken, d.now.Add(time.Hour))
 		l := d.lanes[0]
 		l.loaded, l.mustClear = true, false
-		read := func(n int) {
+		read := func(n int, draining bool) {
 			t.Helper()
 			d.now = d.now.Add(time.Second)
 			d.wake()
@@ -249,7 +249,9 @@ func TestEngine_TellsTheNextWorkerWhatTheOneBeforeMayHaveSent(t *testing.T) {
 			for range n {
 				rows = append(rows, d.row(0, "A", ""))
 			}
+			l.draining = draining // meanwhile
 			d.read(r, rows, d.now, nil)
+			l.draining = false
 		}
 		tells := func(want bool, when string) {
 			t.Helper()
@@ -258,16 +260,16 @@ func TestEngine_TellsTheNextWorkerWhatTheOneBeforeMayHaveSent(t *testing.T) {
 			}
 		}
 		tells(true, "at first")
-		read(d.reads.rowsEach(1, d.limits.laneRows))
+		read(d.reads.rowsEach(1, d.limits.laneRows), false)
 		d.forgetUnsent()
 		l.loaded = true
-		tells(true, "when not all of it was read, and that was forgotten")
-		read(1)
+		clear(l.unsure) // the one before has deleted them after all
+		tells(true, "when not all of it was read")
+		read(1, true)
+		tells(true, "when what was read is not kept")
+		read(1, false)
 		tells(true, "while something waits")
 		d.publishAll(func(*entry) error { return nil })
-		for id := range l.unsure { // what was forgotten, and deleted by the one before
-			delete(l.unsure, id)
-		}
 		tells(false, "when all is sent")
 	}
 }

@@ -195,7 +195,7 @@ func (r *reads) absolve(lanes []*lane) {
 }
 
 // doubted reports whether the last read of a lane has failed, maybe not by its own fault. One that is
-// paused counts only once it is read again.
+// paused does not count until it may be read again.
 func (l *lane) doubted() bool { return l != nil && l.readFailed && l.unreadable <= 1 && !l.paused }
 
 const (
@@ -276,7 +276,8 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			l.otherTopic = 0
 		}
 		if whole {
-			l.behind, l.unread = time.Time{}, false
+			l.behind = time.Time{}
+			l.unread = l.unread && l.draining // what was read is not kept then
 		}
 	}
 	if err != nil && !sqlerr.TimedOut(err) { // a timeout is an answer
@@ -315,7 +316,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 				l.unreadable, l.unreadableAt = 0, e.reads.answered
 			}
 		}
-		if !slices.ContainsFunc(e.lanes[:], (*lane).doubted) {
+		if !slices.ContainsFunc(e.lanes[:], (*lane).doubted) && !r.began.Before(e.backAt) {
 			e.reads.absolved = false
 		}
 		switch {

@@ -128,7 +128,6 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 			continue
 		}
 		m.lane.forget(m)
-		delete(m.lane.unsure, m.rowID()) // it is not read again
 		m.lane.through++
 		if m.late || !e.live(m.lane) || now.After(m.lane.trusted) {
 			e.tasks.retried = append(e.tasks.retried, m) // it may have been moved to the table parked

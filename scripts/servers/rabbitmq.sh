@@ -153,16 +153,11 @@ rabbitmq_as() {
 }
 
 # rabbitmq_spawn DIR FILE COMMAND... starts a daemon of the node and remembers it in FILE.
-#
-# Linux shares the CPU among sessions (sched(7), autogroup), and every process of PostgreSQL
-# is one. Beside twenty of them a node had a twentieth of two cores, and confirmed nothing for
-# seconds. So its session counts for nine, where we may say so.
 rabbitmq_spawn() {
 	local dir=$1 file=$2
 	shift 2
 	rabbitmq_as "$dir"
-	# shellcheck disable=SC2016 # the inner shell expands it
-	(alone sh -c '{ echo -10 >/proc/self/autogroup; } 2>/dev/null; exec "$@"' sh "${AS[@]}" "$@") </dev/null >>"$dir/log" 2>&1 &
+	(alone "${AS[@]}" "$@") </dev/null >>"$dir/log" 2>&1 &
 	remember "$file" $! || die "$1 did not start: $(tail -5 "$dir/log")"
 }
 
