@@ -47,10 +47,9 @@ const mostEnding = 3 * turnLanes
 // groups, so that two of these overlap at most: after one more crash, each message of them is alone.
 func suspects(lanes []*lane) (n int) {
 	for _, l := range lanes {
-		switch {
-		case l.crashes > isolatedFrom:
+		if l.crashes > isolatedFrom {
 			n += 2 * turnLanes
-		default:
+		} else {
 			n++
 		}
 	}

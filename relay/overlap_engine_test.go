@@ -25,6 +25,8 @@ func (d *drive) checkTurns(t *testing.T) {
 		switch {
 		case turns > 1:
 			t.Fatalf("lane %d has %d turns at once", n, turns)
+		case l.together && i.turn != nil && i.turn.turnBegan.Before(l.turnBegan):
+			t.Fatalf("lane %d may send for longer than until the next turn may begin", n)
 		case l.mustClear && l.inFlight > 0:
 			t.Fatalf("lane %d: the record is cleared while %d of its messages are in flight", n, l.inFlight)
 		case turns == 0 && l.stale && !l.mustClear && d.tasks.running == nil: // otherwise it may be recorded just now
