@@ -1,10 +1,13 @@
 package outbox_test
 
 import (
+	"bytes"
+	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +19,6 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
-	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -129,29 +131,50 @@ func totalCost(t *testing.T, plan string) float64 {
 	return top.Plan.Cost
 }
 
-// work is a relay's use of the queue: reads of several kinds and a deletion.
-func work(t *testing.T, queue *outboxqueue.Queue) {
+// unhurried returns what fn sees once none of its statements was canceled for its time,
+// after which others take its place. A slow machine gets more tries.
+func unhurried(t *testing.T, server *testserver.PostgresServer, fn func() error) {
 	t.Helper()
-	ctx := t.Context()
-	read := func(req outboxstore.ReadRequest) []outboxstore.Row {
-		rows, err := queue.Read(ctx, req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return rows
+	canceled := func() int {
+		text, err := os.ReadFile(server.Log())
+		expectNoError(t, err)
+		return bytes.Count(text, []byte("canceling statement due to statement timeout"))
 	}
-	rows := read(outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+	for range 20 {
+		before := canceled()
+		err := fn()
+		if canceled() == before {
+			expectNoError(t, err)
+			return
+		}
+	}
+	t.Fatal("the server has canceled statements in 20 tries")
+}
+
+// work is a relay's use of the queue: reads of several kinds and a deletion.
+func work(ctx context.Context, queue *outboxqueue.Queue) error {
+	rows, err := queue.Read(ctx, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+	if err != nil {
+		return err
+	}
 	known := make([]outboxstore.Known, 0, 1000)
 	for _, r := range rows[:min(1000, len(rows))] {
 		known = append(known, r.Known())
 	}
-	read(outboxstore.ReadRequest{Lanes: allLanes(), Rows: 400, Bytes: 1 << 20, Known: known, Busy: []string{"key 1", "key 2"}, Hollow: []string{"paused"}})
-	read(outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1})
-	for _, n := range []int{1, 500} {
-		if _, err := queue.Remove(ctx, refs(rows[:min(n, len(rows))])); err != nil {
-			t.Fatal(err)
+	for _, req := range []outboxstore.ReadRequest{
+		{Lanes: allLanes(), Rows: 400, Bytes: 1 << 20, Known: known, Busy: []string{"key 1", "key 2"}, Hollow: []string{"paused"}},
+		{Lanes: allLanes(), Rows: 100, Bytes: 1},
+	} {
+		if _, err := queue.Read(ctx, req); err != nil {
+			return err
 		}
 	}
+	for _, n := range []int{1, 500} {
+		if _, err := queue.Remove(ctx, refs(rows[:min(n, len(rows))])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // naiveLimited is planned at each execution, but tells the planner the limit. By
@@ -183,7 +206,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 
 	// The naive version prepares our own texts on the empty table, as a driver
 	// with a statement cache does, and keeps the plan.
-	work(t, p.queue)
+	expectNoError(t, work(t.Context(), p.queue))
 	read, remove := p.statements(t)
 	naive, err := p.db.Conn(t.Context())
 	if err != nil {
@@ -219,7 +242,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			}
 			r := relay{db, outboxqueue.Of(box), seen}
 			for range 8 { // a server begins to think of a generic plan after five
-				work(t, r.queue)
+				expectNoError(t, work(t.Context(), r.queue))
 			}
 			relays[name+history] = r
 		}
@@ -228,9 +251,13 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	check := func(situation string) {
 		t.Helper()
 		for name, r := range relays {
-			r.seen.take()
-			work(t, r.queue)
-			used := r.seen.take()
+			var used []string
+			unhurried(t, server, func() error {
+				r.seen.take()
+				err := work(t.Context(), r.queue)
+				used = r.seen.take()
+				return err
+			})
 			// A read is a statement and the one in its function, lanes of large messages
 			// are read twice, and a removal may concern two partitions.
 			if len(used) < 9 || len(used) > 11 {
@@ -258,12 +285,11 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			// A look ahead goes through the table once, at most, and sorts what it has chosen.
 			begin := time.Now()
 			for _, unordered := range []bool{true, false} {
-				var err error
-				for tries := 0; tries == 0 || tries < 20 && sqlerr.State(err) == "57014"; tries++ { // a slow machine needs more than the limit
-					_, err = r.queue.ReadAhead(t.Context(), outboxstore.ReadRequest{Lanes: allLanes(), Rows: 3, Bytes: 1 << 20, Known: []outboxstore.Known{{ID: 1}, {ID: 2}}},
+				unhurried(t, server, func() error {
+					_, err := r.queue.ReadAhead(t.Context(), outboxstore.ReadRequest{Lanes: allLanes(), Rows: 3, Bytes: 1 << 20, Known: []outboxstore.Known{{ID: 1}, {ID: 2}}},
 						outboxstore.Ahead{Topics: []string{"orders"}, Newest: 4, Look: 200, Scan: 500_000, Unordered: unordered})
-				}
-				expectNoError(t, err)
+					return err
+				})
 			}
 			t.Logf("%s, %s: two looks ahead took %v", situation, name, time.Since(begin))
 			for _, plan := range r.seen.take() {
@@ -275,14 +301,21 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			// Rows that are locked.
 			rows := refs(p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 20, Bytes: 1 << 20}))
 			release := p.lock(t, `select from {{outbox}} where lane = $1 and id = $2 for update`, rows[9].Lane, rows[9].ID)
-			for _, n := range []int{10, 500} {
-				removal, err := r.queue.Remove(t.Context(), rows[:n])
-				if err != nil || len(removal.Locked) != 1 {
-					t.Errorf("%s, %s: %d are locked, %v", situation, name, len(removal.Locked), err)
+			unhurried(t, server, func() error {
+				r.seen.take()
+				for _, n := range []int{10, 500} {
+					removal, err := r.queue.Remove(t.Context(), rows[:n])
+					if err != nil {
+						return err
+					}
+					if len(removal.Locked) != 1 {
+						t.Errorf("%s, %s: %d are locked", situation, name, len(removal.Locked))
+					}
 				}
-			}
+				used = r.seen.take()
+				return nil
+			})
 			release()
-			used = r.seen.take()
 			if len(used) < 2 || len(used) > 5 { // some partitions may hold none of the locked rows
 				t.Fatalf("%s, %s: %d plans, want 2 to 5", situation, name, len(used))
 			}
