@@ -68,8 +68,8 @@
 // and it refuses the next. Nobody then knows the outcome of the first attempt. Such a
 // dead letter has [Letter.MayHaveBeenDelivered], and so do those of all messages that a
 // worker may have had in flight when it died. If you replay it, a consumer with an inbox
-// recognizes the duplicate. The mark may be missing if several workers died at once, or
-// if the relay lost its database or its lanes between the two attempts.
+// recognizes the duplicate. The mark may be missing if the database lost its latest
+// commits between the two attempts.
 //
 // The broker may confirm a message late, to a worker that had lost its lane meanwhile.
 // The relay's dead letter is then closed as replayed by "relay".

@@ -304,30 +304,6 @@ func TestEngine_ClearsTheRecordThatItInherits(t *testing.T) {
 	}
 }
 
-// The worker that died may have published a message that is refused now. What is read
-// once a window got through was not in flight then.
-func TestEngine_ARefusedMessageMayHaveBeenPublishedByAWorkerThatDied(t *testing.T) {
-	t.Parallel()
-	for _, retrying := range []bool{false, true} {
-		b := newBench(3)
-		l := b.lanes[3]
-		for id, crashes := range []int{1, 0} {
-			l.crashes = crashes
-			row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: int64(id + 1)}, Topic: "a"}
-			if retrying {
-				b.addRetrying([]relaystore.Row{{Row: row}}, b.now)
-			} else {
-				l.add([]*entry{newEntry(row)})
-			}
-			m := b.next(t)
-			b.outcome(m, b.now, Refused(errors.New("no")))
-			if m.failure == nil || m.failure.Unanswered != (crashes > 0) {
-				t.Errorf("%d crashes, retrying: %v: recorded as %+v", crashes, retrying, m.failure)
-			}
-		}
-	}
-}
-
 // A message that had no answer is forgotten, to make room or since it has to be read again. If it is
 // refused after that, its copy may still have arrived.
 func TestEngine_ARefusedMessageMayHaveArrivedBeforeItWasForgotten(t *testing.T) {
@@ -388,12 +364,12 @@ func TestEngine_HandsOverThatAMessageMayHaveArrived(t *testing.T) {
 	if !former.lanes[3].isUnsure() {
 		t.Error("sure although a message had no answer")
 	}
-	for _, next := range []relaystore.Taken{{Epoch: 2}, {Epoch: 2, Alone: relaystore.WholeLane}} {
-		for age, want := range map[time.Duration]bool{0: next.Alone != 0, 2 * time.Hour: false} {
+	for _, next := range []relaystore.Taken{{Epoch: 2}, {Epoch: 2, UnsureUntil: row.CreatedAt.Add(time.Hour)}} {
+		for age, want := range map[time.Duration]bool{0: !next.UnsureUntil.IsZero(), 2 * time.Hour: false} {
 			b := newBench()
-			b.hold(3, next, row.CreatedAt.Add(time.Hour))
+			b.hold(3, next, b.now.Add(time.Hour))
 			l := b.lanes[3]
-			l.loaded, l.stale, l.mustClear, l.trusted = true, false, false, b.now.Add(time.Hour)
+			l.loaded = true
 			r := row
 			r.CreatedAt = r.CreatedAt.Add(age)
 			l.add([]*entry{newEntry(r)})

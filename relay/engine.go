@@ -117,10 +117,7 @@ func newEngine(l limits) *engine {
 // hold starts the work on a lane; see mayHold.
 func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 	l := newLane(number, t.Epoch, &e.limits, trusted)
-	l.crashes, l.leftAlone = t.Crashes, t.Alone
-	if t.Expired || t.Alone == relaystore.WholeLane {
-		l.inheritedUntil, l.unread = trusted.Add(clockSkew), true
-	}
+	l.crashes, l.leftAlone, l.inheritedUntil = t.Crashes, t.Alone, t.UnsureUntil
 	if t.Alone == relaystore.WholeLane { // nothing to blame, but it must not count again
 		l.leftAlone, l.stale, l.mustClear = 0, true, true
 	}
@@ -137,9 +134,6 @@ func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 		}
 	}
 }
-
-// clockSkew is how far the clock of the database may be behind that of a worker.
-const clockSkew = time.Minute
 
 // trust extends the time for which a lane's lease may be relied on.
 func (e *engine) trust(number int, epoch int64, until time.Time) {

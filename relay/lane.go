@@ -41,11 +41,7 @@ type lane struct {
 	unsure      map[rowID]bool
 	unsureUntil time.Time
 
-	// A worker before may have sent, without an answer, what was created up to then (and somewhat
-	// later, as clocks differ); zero: it gave the lane back, and says that it has not. Until the lane
-	// has been read whole, the next worker has to know that too; then the messages that it knows tell it.
-	inheritedUntil time.Time
-	unread         bool
+	inheritedUntil time.Time // workers before may have sent what was created up to then; the lease says it
 
 	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
@@ -154,7 +150,7 @@ func (l *lane) add(entries []*entry) int {
 func (l *lane) know(m *entry) {
 	m.lane = l
 	id := m.rowID()
-	m.unanswered = m.unanswered || l.unsure[id] || l.unsureTime(m.CreatedAt) || l.inherited(m.CreatedAt) || l.crashes > 0 // the worker that died may have had it in flight
+	m.unanswered = m.unanswered || l.unsure[id] || l.unsureTime(m.CreatedAt) || l.inherited(m.CreatedAt)
 	delete(l.unsure, id)
 	l.entries[id] = m
 	if m.locked {
@@ -302,7 +298,8 @@ func (l *lane) forget(m *entry) {
 	if l.entries[m.rowID()] != m || m.state == stateInFlight {
 		return
 	}
-	if m.unanswered && m.state != stateConfirmed && !m.moving {
+	recorded := m.moving && m.state == stateFailed // with what is known of it; not so for a follower
+	if m.unanswered && m.state != stateConfirmed && !recorded {
 		l.rememberUnsure(m)
 	}
 	l.empty(m) // its read's other entries may live on
@@ -317,7 +314,7 @@ func (l *lane) forget(m *entry) {
 const maxUnsure = 4096
 
 func (l *lane) rememberUnsure(m *entry) {
-	if l.unsureTime(m.CreatedAt) {
+	if l.unsureTime(m.CreatedAt) || l.inherited(m.CreatedAt) {
 		return
 	}
 	if len(l.unsure) >= maxUnsure {
@@ -342,13 +339,14 @@ func (l *lane) inherited(created time.Time) bool {
 	return !l.inheritedUntil.IsZero() && !created.After(l.inheritedUntil)
 }
 
-// isUnsure reports whether a copy of a message may have arrived without an answer.
+// isUnsure reports whether the next worker may send again what has arrived, beside that of which the
+// lease says so: it had no answer, or its row is locked and cannot be deleted.
 func (l *lane) isUnsure() bool {
-	if l.unread || len(l.unsure) > 0 || !l.unsureUntil.IsZero() {
+	if len(l.unsure) > 0 || !l.unsureUntil.IsZero() {
 		return true
 	}
 	for _, m := range l.entries {
-		if m.state == stateInFlight || m.unanswered && m.state != stateConfirmed {
+		if (m.state == stateInFlight || m.state == stateConfirmed || m.unanswered) && !l.inherited(m.CreatedAt) {
 			return true
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
@@ -191,72 +192,94 @@ func TestEngine_OnlyWhatCanProbeStandsForItsTopic(t *testing.T) {
 	}
 }
 
-// The worker before has not given the lane back, and that counted no crash: it may have lived, or others had
-// let leases expire too. It may have sent what was there at the time.
-func TestEngine_KnowsThatTheWorkerBeforeMayHaveSent(t *testing.T) {
+// A lease says until when workers before may have sent without recording an answer. What they may have sent says
+// so, from the outbox and from parked, and nothing else does. The next worker reads it in the lease again: it is
+// told only what is new.
+func TestEngine_KnowsWhatWorkersBeforeMayHaveSent(t *testing.T) {
 	t.Parallel()
-	for _, expired := range []bool{false, true} {
-		d := newDrive(limits{}, 0)
-		d.drop(0)
-		d.hold(0, relaystore.Taken{Epoch: 2, Expired: expired}, d.now.Add(time.Second))
-		l := d.lanes[0]
-		l.loaded = true
-		before := d.row(0, "A", "")
-		d.now = d.now.Add(clockSkew + time.Minute)
-		after := d.row(0, "A", "")
-		l.add([]*entry{before, after})
-		if before.unanswered != expired || after.unanswered {
-			t.Errorf("not given back: %t; it may have sent the message of before: %t, of after: %t", expired, before.unanswered, after.unanswered)
+	for _, parked := range []bool{false, true} {
+		for _, unsure := range []bool{false, true} {
+			d := newDrive(limits{}, 0)
+			d.drop(0)
+			taken := relaystore.Taken{Epoch: 2, Crashes: 1}
+			if unsure {
+				taken.UnsureUntil = d.now.Add(time.Second)
+			}
+			d.hold(0, taken, d.now.Add(time.Hour))
+			l := d.lanes[0]
+			l.loaded = true
+			add := func(m *entry) *entry {
+				if !parked {
+					l.add([]*entry{m})
+					return m
+				}
+				d.addRetrying([]relaystore.Row{parkedRow(m, 1)}, d.now)
+				return l.entries[m.rowID()]
+			}
+			before := add(d.row(0, "A", ""))
+			d.now = d.now.Add(time.Minute)
+			after := add(d.row(0, "A", ""))
+			if before.unanswered != unsure || after.unanswered {
+				t.Errorf("parked: %t, unsure: %t; it may have sent the message of before: %t, of after: %t", parked, unsure, before.unanswered, after.unanswered)
+			}
+			if l.isUnsure() {
+				t.Errorf("parked: %t, unsure: %t: the next worker is told again", parked, unsure)
+			}
+			after.unanswered = true
+			if !l.isUnsure() {
+				t.Errorf("parked: %t, unsure: %t: the next worker is not told what is new", parked, unsure)
+			}
 		}
 	}
 }
 
-// Before it has read such a lane whole, or while it has not sent what it has read, a worker tells the next one.
-func TestEngine_TellsTheNextWorkerWhatTheOneBeforeMayHaveSent(t *testing.T) {
+// A message was delivered, and its row cannot be deleted, since somebody has locked it. The lane is handed on all
+// the same, and the next worker sends the message again.
+func TestEngine_TellsTheNextWorkerOfADeliveredMessageThatIsLocked(t *testing.T) {
 	t.Parallel()
-	for name, taken := range map[string]relaystore.Taken{
-		"not given back": {Epoch: 2, Expired: true},
-		"told itself":    {Epoch: 2, Alone: relaystore.WholeLane},
-	} {
-		d := newDrive(limits{}, 0)
-		d.drop(0)
-		d.hold(0, taken, d.now.Add(time.Hour))
-		l := d.lanes[0]
-		l.loaded, l.mustClear = true, false
-		read := func(n int, draining bool) {
-			t.Helper()
-			d.now = d.now.Add(time.Second)
-			d.wake()
-			r := d.nextRead(d.now)
-			if r == nil {
-				t.Fatalf("%s: nothing is read", name)
-			}
-			var rows []*entry
-			for range n {
-				rows = append(rows, d.row(0, "A", ""))
-			}
-			l.draining = draining // meanwhile
-			d.read(r, rows, d.now, nil)
-			l.draining = false
+	d := newDrive(limits{}, 0)
+	d.add(0, 1, "A", "")
+	d.publishAll(delivered)
+	d.now = d.now.Add(time.Second)
+	refs := d.removals.next(d.now, true)
+	d.removed(d.now, removeAnswer{locked: refs})
+	if l := d.lanes[0]; len(refs) != 1 || !d.idle(l) || !l.isUnsure() {
+		t.Errorf("%d rows are locked; the lane can be handed on: %t; the next worker is told: %t", len(refs), d.idle(l), l.isUnsure())
+	}
+}
+
+// parkedRow returns a message as it is read from parked.
+func parkedRow(m *entry, attempts int) relaystore.Row {
+	return relaystore.Row{Row: outboxstore.Row{Ref: m.ref(), Topic: m.Topic, Key: m.Key, Payload: m.Payload}, Attempts: attempts}
+}
+
+// A message waits behind a failed one of its key, and is moved to parked with it. An attempt of it had no answer: in
+// a pipeline it is sent together with the one before. Its own failure, later, says so.
+func TestEngine_RemembersThatAFollowerMayHaveArrived(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{order: OrderPerKeyPipelined}, 0)
+	l := d.lanes[0]
+	first, second := d.row(0, "A", "k"), d.row(0, "A", "k")
+	l.add([]*entry{first, second})
+	d.publishAll(func(m *entry) error {
+		if m.ID == first.ID {
+			return Refused(errors.New("no"))
 		}
-		tells := func(want bool, when string) {
-			t.Helper()
-			if got := l.isUnsure(); got != want {
-				t.Errorf("%s: %s: the next worker is told: %t", name, when, got)
-			}
-		}
-		tells(true, "at first")
-		read(d.reads.rowsEach(1, d.limits.laneRows), false)
-		d.forgetUnsent()
-		l.loaded = true
-		clear(l.unsure) // the one before has deleted them after all
-		tells(true, "when not all of it was read")
-		read(1, true)
-		tells(true, "when what was read is not kept")
-		read(1, false)
-		tells(true, "while something waits")
-		d.publishAll(func(*entry) error { return nil })
-		tells(false, "when all is sent")
+		return Unavailable(errors.New("connection lost"))
+	})
+	if second.state != stateFollower || !second.unanswered {
+		t.Fatalf("%v, without an answer: %t: the test shows nothing", second.state, second.unanswered)
+	}
+	for range 10 {
+		d.step(time.Second)
+	}
+	if len(l.entries) > 0 || !l.isUnsure() {
+		t.Errorf("%d messages are known; the next worker is told: %t", len(l.entries), l.isUnsure())
+	}
+	l.loaded = true
+	d.addRetrying([]relaystore.Row{parkedRow(first, 1), parkedRow(second, 0)}, d.now)
+	if m := l.entries[second.rowID()]; m == nil || !m.unanswered {
+		t.Errorf("read again as %+v", m)
 	}
 }
 

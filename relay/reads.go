@@ -277,7 +277,6 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 		if whole {
 			l.behind = time.Time{}
-			l.unread = l.unread && l.draining // what was read is not kept then
 		}
 	}
 	if err != nil && !sqlerr.TimedOut(err) { // a timeout is an answer

@@ -114,6 +114,10 @@ func (s *simulation) arrive(m *simMessage) {
 		return
 	}
 	m.arrived = true
-	s.rows[m.ID].copies++
-	s.wire = append(s.wire, s.rows[m.ID])
+	r := s.rows[m.ID]
+	r.copies++
+	s.wire = append(s.wire, r)
+	if s.faults && s.rng.IntN(4) == 0 { // and whoever sends it again is refused
+		r.poison, r.says = 1+s.rng.IntN(5), Refused(errors.New("not any more"))
+	}
 }

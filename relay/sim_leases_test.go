@@ -17,6 +17,9 @@ func (s *simulation) renew(w *simWorker) {
 		case l != nil && (lease.worker != w.number || lease.epoch != l.epoch):
 			w.drop(number)
 		case l != nil && l.draining && w.idle(l):
+			if l.isUnsure() {
+				lease.unsure = s.now
+			}
 			w.drop(number)
 			lease.worker, lease.alone = -1, 0
 		case l != nil:
@@ -46,9 +49,12 @@ func (s *simulation) hold(w *simWorker, number int) {
 	if lease.died && (lease.alone != 0 || lease.crashes < 2 && len(s.table[number])+len(s.parking.parked[number]) > 0) {
 		lease.crashes++
 	}
-	lease.worker, lease.died = w.number, false
+	if lease.expired {
+		lease.unsure = s.now
+	}
+	lease.worker, lease.died, lease.expired = w.number, false, false
 	lease.epoch++
-	w.hold(number, relaystore.Taken{Epoch: lease.epoch, Crashes: lease.crashes, Alone: lease.alone}, s.now.Add(simTerm))
+	w.hold(number, relaystore.Taken{Epoch: lease.epoch, Crashes: lease.crashes, Alone: lease.alone, UnsureUntil: lease.unsure}, s.now.Add(simTerm))
 }
 
 // expire frees a lane whose owner's trust has run out, so that anybody may take
@@ -56,7 +62,7 @@ func (s *simulation) hold(w *simWorker, number int) {
 func (s *simulation) expire(w *simWorker) {
 	number := s.rng.IntN(4)
 	if l := w.lanes[number]; s.faults && l != nil && s.leases[number].worker == w.number && s.now.After(l.trusted) {
-		s.leases[number].worker = -1
+		s.leases[number].worker, s.leases[number].expired = -1, true
 		s.stats["expired"]++
 	}
 }
@@ -78,6 +84,7 @@ func (s *simulation) takeOver(w *simWorker) {
 		}
 		s.stats["takeovers"]++
 	}
+	lease.expired = true
 	s.hold(w, number)
 }
 
@@ -111,7 +118,7 @@ func (s *simulation) crash(w *simWorker) {
 		s.excuseConfirmed(w, number)
 		w.inFlight[number] = nil
 		if s.leases[number].worker == w.number {
-			s.leases[number].worker, s.leases[number].died = -1, true // the lease expires
+			s.leases[number].worker, s.leases[number].died, s.leases[number].expired = -1, true, true // the lease expires
 		}
 	}
 	if w.removal != nil && !w.removal.committed && s.rng.IntN(2) == 0 {

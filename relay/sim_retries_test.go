@@ -21,6 +21,7 @@ type simRetrying struct {
 	held     bool
 	crashed  bool
 	tried    bool
+	unsure   bool // a copy may have arrived
 }
 
 // simLetter is a dead letter of the model.
@@ -161,7 +162,7 @@ func (p *simRetries) due(req relaystore.DueRequest, upTo string) (found []relays
 				if r.held {
 					break
 				}
-				found = append(found, relaystore.Row{Row: r.row.Row, Attempts: r.attempts, Tried: r.tried, Crashed: r.crashed})
+				found = append(found, relaystore.Row{Row: r.row.Row, Attempts: r.attempts, Tried: r.tried, Crashed: r.crashed, Unanswered: r.unsure})
 			}
 		}
 	}
@@ -186,6 +187,7 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 			continue
 		}
 		r.tried = true
+		r.unsure = r.unsure || x.Unanswered
 		r.attempts, r.next = x.Attempt, time.Time{}
 		r.crashed = r.crashed || x.Class == classCrashed
 		switch {
@@ -198,6 +200,12 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 		}
 		if x.Attempt > 0 && !x.Uncharged && !r.row.lethal && x.Class != classCrashed && !r.row.blamed && !p.mayDoubt(r.row) {
 			p.stats["charged without a reason"]++
+		}
+		if x.Fate != relaystore.FateRetry && r.row.copies > 0 && !r.row.replayed {
+			p.stats["letters of what was delivered"]++
+			if !r.unsure {
+				p.stats["letters that do not say that their message may have been delivered"]++
+			}
 		}
 		switch x.Fate {
 		case relaystore.FateRetry:
@@ -321,7 +329,7 @@ func (p *simRetries) SetAlone(_ context.Context, f relaystore.Fence, id int64) e
 
 func (p *simRetries) Find(_ context.Context, lane int, id int64) (row relaystore.Row, parked, found bool, err error) {
 	if r := p.parked[lane][id]; r != nil {
-		return relaystore.Row{Row: r.row.Row, Attempts: r.attempts, Tried: r.tried, Crashed: r.crashed}, true, true, nil
+		return relaystore.Row{Row: r.row.Row, Attempts: r.attempts, Tried: r.tried, Crashed: r.crashed, Unanswered: r.unsure}, true, true, nil
 	}
 	if r := p.table[lane][id]; r != nil {
 		return relaystore.Row{Row: r.Row}, false, true, nil

@@ -73,8 +73,10 @@ type simLease struct {
 	worker  int // -1: free
 	epoch   int64
 	died    bool // its last owner
+	expired bool // nobody has given it back
 	crashes int
 	alone   int64
+	unsure  time.Time // see relaystore.Taken
 }
 
 type simWorker struct {

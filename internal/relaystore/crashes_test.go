@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
@@ -23,7 +24,7 @@ func (s leaseFixture) expectTaken(t *testing.T, owner string, want map[int]Taken
 	}
 	for lane, w := range want {
 		got := all[lane]
-		got.Expired = false // see TestLeases_TellsWhoHasNotGivenALaneBack
+		got.UnsureUntil = time.Time{} // see TestLeases_TellsUntilWhenFormerOwnersMayHaveSent
 		if got != w {
 			t.Errorf("%s took lane %d: %+v, want %+v", owner, lane, got, w)
 		}
@@ -138,11 +139,11 @@ func TestLeases_AMessageAloneInFlightIsHandedOver(t *testing.T) {
 		expectErr(t, s.Release(t.Context(), "c", []int{1}, nil), nil)
 		s.awaitExpired(t, 1)
 		s.expectTaken(t, "d", map[int]Taken{1: {Epoch: 7}})
-		// Given back with an attempt that had no answer: no crash, and the next owner learns it.
+		// Given back with an attempt that had no answer: no crash.
 		s.insert(t, "outbox", 1, "", "")
 		expectErr(t, s.Release(t.Context(), "d", []int{1, 2}, []int{1}), nil)
 		s.awaitExpired(t, 1, 2)
-		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 8, Alone: WholeLane}, 2: {Epoch: 1}})
+		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 8}, 2: {Epoch: 1}})
 	})
 }
 
@@ -177,34 +178,64 @@ func TestLeases_AnOwnerThatLivesOnHasNotCrashed(t *testing.T) {
 	})
 }
 
-// A worker that has not given a lane back may have had messages in flight, also where that counts no crash.
-func TestLeases_TellsWhoHasNotGivenALaneBack(t *testing.T) {
+// A worker that has not given a lane back may have had messages in flight, also where that counts no crash; one
+// that gives it back says if it may. Whoever takes the lane later is told, as long as nothing new happens the same
+// time: rows of parked may not have been looked at.
+func TestLeases_TellsUntilWhenFormerOwnersMayHaveSent(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
+		const never, same, later = 0, 1, 2
+		last := map[int]time.Time{}
 		for i, c := range []struct {
 			owner   string
-			expired map[int]bool
+			until   map[int]int // by lane
 			release []int
+			unsure  []int
 		}{
-			{"a", map[int]bool{1: false, 2: false, UpkeepLane: false}, nil},
-			{"b", map[int]bool{1: true, 2: true}, []int{1}},
-			{"b", map[int]bool{1: false, 2: true}, nil},
-			{"c", map[int]bool{1: true, 2: true, UpkeepLane: true}, []int{1, 2, UpkeepLane}},
-			{"d", map[int]bool{1: false, 2: false, UpkeepLane: false}, nil},
+			{"a", map[int]int{1: never, 2: never, UpkeepLane: never}, nil, nil},
+			{"b", map[int]int{1: later, 2: later}, []int{1}, nil},
+			{"b", map[int]int{1: same, 2: later}, []int{1, 2}, []int{2}},
+			{"c", map[int]int{1: same, 2: later, UpkeepLane: later}, []int{1, 2, UpkeepLane}, nil},
+			{"d", map[int]int{1: same, 2: same, UpkeepLane: same}, nil, nil},
 		} {
-			lanes := slices.Sorted(maps.Keys(c.expired))
+			lanes := slices.Sorted(maps.Keys(c.until))
 			got, err := s.Take(t.Context(), c.owner, lanes, len(lanes), shortTerm)
 			if err != nil || len(got) != len(lanes) {
 				t.Fatalf("%d: %v, %v", i, got, err)
 			}
-			for lane, want := range c.expired {
-				if got[lane].Expired != want {
-					t.Errorf("%d: %s took lane %d: not given back: %t, want %t", i, c.owner, lane, got[lane].Expired, want)
+			for lane, want := range c.until {
+				until := got[lane].UnsureUntil
+				is := later
+				switch {
+				case until.IsZero():
+					is = never
+				case until.Equal(last[lane]):
+					is = same
+				case until.Before(last[lane]) || time.Until(until).Abs() > 10*time.Minute:
+					t.Errorf("%d: lane %d: until %v, after %v", i, lane, until, last[lane])
 				}
+				if is != want {
+					t.Errorf("%d: %s took lane %d: unsure until %v, before until %v", i, c.owner, lane, until, last[lane])
+				}
+				last[lane] = until
 			}
-			if err := s.Release(t.Context(), c.owner, c.release, nil); err != nil {
+			if err := s.Release(t.Context(), c.owner, c.release, c.unsure); err != nil {
 				t.Fatal(err)
 			}
 			s.awaitExpired(t, lanes...)
+		}
+	})
+}
+
+// A worker of an older library says it in another way, when it gives a lane back.
+func TestLeases_UnderstandsWhatAnOlderLibrarySays(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
+		text := database.Of(s.box.Config().Database).Expand(`update {{relay_leases}} set suspect = -1 where lane = 1`)
+		if _, err := s.db.ExecContext(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Take(t.Context(), "a", []int{1, 2}, 2, shortTerm)
+		if err != nil || got[1].UnsureUntil.IsZero() || !got[2].UnsureUntil.IsZero() {
+			t.Errorf("%+v, %v", got, err)
 		}
 	})
 }

@@ -46,4 +46,10 @@
 // the message again. WholeLane stands for several messages of the lane. Once a lane has two
 // crashes, its worker has something of it in flight only while suspect is set, so a
 // takeover counts no crash otherwise.
+//
+// # What may have arrived
+//
+// A worker that lets its lease expire may have sent what was created before; so may one that gives
+// the lane back and says so. The column unsure_until of the lease says until when that was, for as
+// long as the lane exists: a row of parked may not be looked at for days, by many owners.
 package relaystore

@@ -55,7 +55,7 @@ type Leases interface {
 	ExpireFormer(ctx context.Context, me Identity) error
 
 	// Release frees lanes that are still the owner's. Of those in unsure a copy of a message may
-	// have arrived without an answer; the next owner gets WholeLane for them.
+	// have arrived without an answer: see Taken.UnsureUntil.
 	Release(ctx context.Context, owner string, lanes, unsure []int) error
 
 	// Leave removes the worker from those registered as alive.
@@ -79,8 +79,7 @@ type Crashes interface {
 }
 
 // WholeLane in place of the id of a message alone in flight stands for several of its lane,
-// without any of another lane with two crashes or more. For a lane that was given back it means
-// that a copy of a message may have arrived without an answer.
+// without any of another lane with two crashes or more.
 const WholeLane = -1
 
 // UpkeepLane is the lease under which one worker maintains the tables.
@@ -114,5 +113,9 @@ type Taken struct {
 	Epoch   int64
 	Crashes int   // takeovers in a row without a window confirmed
 	Alone   int64 // id that was alone in flight when the former owner died, or WholeLane; 0: none
-	Expired bool  // the former owner has not given it back: it may have had messages in flight
+
+	// Former owners may have sent messages that were created up to then, without an answer that
+	// they recorded. It is about when the last of them let its lease expire, or gave the lane back and
+	// said so. Zero: there is none.
+	UnsureUntil time.Time
 }

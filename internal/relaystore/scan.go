@@ -72,7 +72,11 @@ func scanTaken(rows *sql.Rows, err error) (map[int]Taken, error) {
 	taken := map[int]Taken{}
 	_, err = collect(rows, err, func(row *sql.Rows, t *Taken) error {
 		var lane int
-		err := row.Scan(&lane, &t.Epoch, &t.Crashes, &t.Alone, &t.Expired)
+		var unsure int64
+		err := row.Scan(&lane, &t.Epoch, &t.Crashes, &t.Alone, &unsure)
+		if unsure != 0 {
+			t.UnsureUntil = time.UnixMicro(unsure)
+		}
 		taken[lane] = *t
 		return err
 	})

@@ -16,7 +16,7 @@ import (
 type sqlite struct {
 	db *sql.DB
 	q  struct {
-		BeatWorker, BeatLeases, Held, Census, Take, Owned, Expire      string
+		BeatWorker, BeatLeases, Held, Census, Take, Expire             string
 		ExpireWorker                                                   string
 		ExpireFormer, DeleteFormer, Release, Leave, Guard, Fence       string
 		SetAlone, ClearAlone, ClearCrashes                             string

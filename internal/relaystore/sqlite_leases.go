@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/database"
@@ -73,16 +72,7 @@ func (s *sqlite) Expire(ctx context.Context, leases []Lease, workers []Worker) e
 // Take implements [Leases].
 func (s *sqlite) Take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (leases map[int]Taken, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, s.q.Owned, jsonArray(lanes))
-		owned, err := collect(rows, err, func(row *sql.Rows, lane *int) error { return row.Scan(lane) })
-		if err != nil {
-			return err
-		}
 		leases, err = scanTaken(tx.QueryContext(ctx, s.q.Take, owner, jsonArray(lanes), most, term.Microseconds()))
-		for lane, t := range leases {
-			t.Expired = slices.Contains(owned, lane)
-			leases[lane] = t
-		}
 		return err
 	})
 	if err != nil {

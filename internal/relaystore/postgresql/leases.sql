@@ -55,7 +55,9 @@ where seen_until > clock_timestamp();
 -- An owner that outlives its lease has not died of a message: it could not finish one
 -- in time, which is an outage. If two or more other owners have let leases expire,
 -- that was an outage of the database. A lane with two crashes had something in flight
--- only if it names that in suspect. Whether a lane has a message that may have
+-- only if it names that in suspect. What was created until an owner let its lease expire
+-- may have been sent, and a minute later, as clocks of servers differ; an older library
+-- says by -1 in suspect that it may have been when it gave the lane back. Whether a lane has a message that may have
 -- crashed its worker is one probe of an index of outbox, and one or two for each
 -- topic of parked, by its partial index (lane, topic, next_at), from each topic to
 -- the next. The limits keep the planner from hashing
@@ -96,7 +98,8 @@ set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigin
 			false) then 1
 		else 0
 	end,
-	suspect = case when not free.alive then l.suspect end
+	suspect = case when not free.alive then l.suspect end,
+	unsure_until = case when free.owner <> '' or l.suspect = -1 then clock_timestamp() + interval '1 minute' else l.unsure_until end
 from (
 	select f.lane, f.owner, exists (
 		select from {{relay_workers}} w
@@ -112,7 +115,7 @@ from (
 	where owner not in ('', $1) and lease_until < clock_timestamp()
 ) absent
 where l.lane = free.lane
-returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0), free.owner <> '';
+returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0), coalesce((date_part('epoch', l.unsure_until) * 1000000)::bigint, 0);
 
 -- name: expire
 -- By primary key. Ends leases and workers that are still as they were seen.
@@ -151,7 +154,8 @@ where lane in (
 -- name: release
 -- By primary key. Only what is still the owner's.
 update {{relay_leases}}
-set owner = '', suspect = case when lane = any ($3::smallint[]) then -1 end, lease_until = clock_timestamp()
+set owner = '', suspect = null, lease_until = clock_timestamp(),
+	unsure_until = case when lane = any ($3::smallint[]) then clock_timestamp() + interval '1 minute' else unsure_until end
 where owner = $1 and lane = any ($2::smallint[]);
 
 -- name: leave

@@ -37,7 +37,9 @@ where seen_until > cast(unixepoch('subsec') * 1000000 as integer);
 -- lease has not died of a message: it could not finish one in time, which is an
 -- outage. If two or more other owners have let leases expire, that was an outage of
 -- the database. A lane with two crashes had something in flight only if it names that
--- in suspect.
+-- in suspect. What was created until an owner let its lease expire may have been sent; a
+-- minute is for clocks that are set back. An older library says by -1 in suspect that it may
+-- have been when it gave the lane back.
 -- scans: relay_leases: it has 33 rows
 with absent (owners) as materialized (
 	select count(distinct owner)
@@ -60,21 +62,15 @@ set owner = ?1, epoch = epoch + 1, lease_until = cast(unixepoch('subsec') * 1000
 			)
 		)
 	),
-	suspect = iif(lane in (select lane from alive), null, suspect)
+	suspect = iif(lane in (select lane from alive), null, suspect),
+	unsure_until = iif(owner <> '' or suspect = -1, cast(unixepoch('subsec') * 1000000 as integer) + 60000000, unsure_until)
 where lane in (
 	select lane
 	from {{relay_leases}}
 	where lane in (select value from json_each(?2)) and lease_until < cast(unixepoch('subsec') * 1000000 as integer)
 	limit ?3
 )
-returning lane, epoch, crashes, coalesce(suspect, 0), false;
-
--- name: owned
--- Before take, in its transaction: what it returns is of afterwards, also where a with clause reads it.
--- scans: relay_leases: it has 33 rows
-select lane
-from {{relay_leases}}
-where owner <> '' and lane in (select value from json_each(?1));
+returning lane, epoch, crashes, coalesce(suspect, 0), coalesce(unsure_until, 0);
 
 -- name: expire
 -- By primary key. Ends a lease that is still as it was seen.
@@ -103,8 +99,8 @@ delete from {{relay_workers}} where name = ?2 and owner <> ?1;
 -- Only what is still the owner's.
 -- scans: relay_leases: it has 33 rows
 update {{relay_leases}}
-set owner = '', suspect = iif(lane in (select value from json_each(?3)), -1, null),
-	lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1
+set owner = '', suspect = null, lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1,
+	unsure_until = iif(lane in (select value from json_each(?3)), cast(unixepoch('subsec') * 1000000 as integer) + 60000000, unsure_until)
 where owner = ?1 and lane in (select value from json_each(?2));
 
 -- name: leave

@@ -1,0 +1,1 @@
+alter table {{relay_leases}} drop column unsure_until;
