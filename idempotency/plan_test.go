@@ -20,14 +20,13 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 		t.Run(strconv.FormatBool(prepare), func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			db, seen := testserver.Explained(t, pg.DSN)
+			db, seen := testserver.Explained(t, pg.DSN, "log_nested_statements=on")
 			p := &testDB{db: db, cfg: pg.Config, prepare: prepare}
 			if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations); err != nil {
 				t.Fatal(err)
 			}
 			p.open(t)
 			p.exec(t, `analyze {{idempotency}}`) // it has seen nothing that is started
-			p.exec(t, `set auto_explain.log_nested_statements = on`)
 			// It would count now and then, which is looked at below.
 			engine := p.engine(t, func(c *idempotency.Config) { c.Keys.MaxOutstanding = idempotency.Unlimited })
 			inTx, snapshot := engine.TxMiddleware(ok("x")), engine.Middleware(ok("x"))

@@ -24,8 +24,6 @@ func TestPlans_AMillionScheduledMessagesSlowNobody(t *testing.T) {
 	p := newFixture(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.exec(t, `vacuum analyze {{scheduled}}`) // statistics of an empty table
 	db, seen := explained(t, p.dsn+"&binary_parameters=yes")
-	_, err := db.ExecContext(t.Context(), `set auto_explain.log_nested_statements = on`) // of the function that cancels
-	expectNoError(t, err)
 	box, err := outbox.New(db, p.cfg)
 	if err != nil {
 		t.Fatal(err)

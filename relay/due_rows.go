@@ -92,7 +92,7 @@ func (e *engine) addRetrying(rows []relaystore.Row, now time.Time) (added int) {
 			}
 			continue
 		}
-		m.retrying, m.attempts, m.crashed, m.unanswered = true, r.Attempts, r.Crashed, r.Unanswered
+		m.retrying, m.attempts, m.crashed, m.unanswered, m.told = true, r.Attempts, r.Crashed, r.Unanswered, r.Unanswered
 		if r.Tried && m.attempts == 0 {
 			m.failedAt, m.unclearSince = max(1, e.publishing.sent), now.Add(-r.Age)
 		}

@@ -62,6 +62,7 @@ type entry struct {
 
 	hollow     bool // without its payload: it cannot be sent
 	unanswered bool // a copy of it may have arrived although no confirm came
+	told       bool // its row says so
 	arrived    bool // a confirm of it has come
 	late       bool // its confirm came while it was being moved, or after
 	locked     bool // its deletion found it locked by another transaction

@@ -281,7 +281,7 @@ func TestHealth_TellsThatASilenceHasEndedByItself(t *testing.T) {
 func TestHealth_AProbeReadsNoMessage(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
-	db, seen := testserver.Explained(t, pg.DSN)
+	db, seen := testserver.Explained(t, pg.DSN, "log_nested_statements=on") // of the function that reads
 	if err := oncemill.Migrate(t.Context(), db, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, Migrations); err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,6 @@ func TestHealth_AProbeReadsNoMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, text := range []string{
-		`set auto_explain.log_nested_statements = on`, // of the function that reads
 		`insert into {{outbox}} (lane, id, topic, message_id, payload)
 		select i % 32, i::bigint * (1 << 18) / 1000, 't', 'm' || i, ''
 		from generate_series(1, 1000) i`, // in all partitions

@@ -299,7 +299,7 @@ func (l *lane) forget(m *entry) {
 		return
 	}
 	recorded := m.moving && m.state == stateFailed // with what is known of it; not so for a follower
-	if m.unanswered && m.state != stateConfirmed && !recorded {
+	if m.unanswered && !m.told && m.state != stateConfirmed && !recorded {
 		l.rememberUnsure(m)
 	}
 	l.empty(m) // its read's other entries may live on
@@ -346,7 +346,7 @@ func (l *lane) isUnsure() bool {
 		return true
 	}
 	for _, m := range l.entries {
-		if (m.state == stateInFlight || m.state == stateConfirmed || m.unanswered) && !l.inherited(m.CreatedAt) {
+		if (m.state == stateInFlight || m.state == stateConfirmed || m.unanswered) && !m.told && !l.inherited(m.CreatedAt) {
 			return true
 		}
 	}

@@ -58,7 +58,7 @@ type holding struct {
 	renew    []int         // active and draining ones, except those that hang
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
-	unsure   []int         // of those: a copy of a message may have arrived without an answer
+	unsure   []int         // of those: the next worker may send again what has arrived
 	atRest   bool          // nothing arrives, and nothing is in flight
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
 	unfit    bool          // for so long that lanes which cannot be drained are given up
@@ -134,7 +134,8 @@ func (s *leaser) stop(ctx context.Context) {
 
 // leave releases the remaining leases, so that nobody has to wait for them to expire.
 // Lanes with unanswered messages are released too: the next owner sends those again,
-// sooner rather than later.
+// sooner rather than later. A lane that the loop no longer holds is still the worker's if an earlier
+// release failed, and nobody remembers what was in it.
 func (s *leaser) leave(ctx context.Context) {
 	lanes := []int{relaystore.UpkeepLane}
 	for number := range outbox.Lanes {
@@ -143,7 +144,7 @@ func (s *leaser) leave(ctx context.Context) {
 	var unsure []int
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, l := range e.lanes {
-			if l != nil && l.isUnsure() {
+			if l == nil || l.isUnsure() {
 				unsure = append(unsure, number)
 			}
 			e.drop(number)

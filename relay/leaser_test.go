@@ -2,7 +2,9 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,4 +242,48 @@ func TestLeaser_KeepsItsLanesAfterAnOutageForAll(t *testing.T) {
 	default:
 		t.Error("the loop is not told, and waits for the ends of its pauses")
 	}
+}
+
+// keptLeases is the database of a worker that gives its lanes back. At first it cannot.
+type keptLeases struct {
+	lateLeases
+	failing bool
+	unsure  []int // of the last release
+}
+
+func (s *keptLeases) Release(_ context.Context, _ string, _, unsure []int) error {
+	s.unsure = unsure
+	if s.failing {
+		return errors.New("connection reset")
+	}
+	return nil
+}
+
+func (s *keptLeases) Leave(context.Context, string) error { return nil }
+
+// A worker that stops drops a lane, and its release fails. With it went what was known of the lane: a message of it
+// may have been delivered. When the worker leaves, it gives the lane back as one of which nobody knows.
+func TestLeaser_LeavesALaneThatItCouldNotReleaseAsUnsure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const number = 3
+		store := &keptLeases{failing: true}
+		s, stop := store.leaser(15 * time.Second)
+		defer stop()
+		s.leases = store
+		s.call(t.Context(), func(e *engine, now time.Time) {
+			for n := range e.lanes {
+				e.hold(n, relaystore.Taken{Epoch: 1}, now.Add(time.Hour))
+			}
+			e.drain(number)
+		})
+		if err := s.step(t.Context()); err == nil {
+			t.Fatal("the lane was released: the test shows nothing")
+		}
+		store.failing = false
+		s.leave(t.Context())
+		if !slices.Equal(store.unsure, []int{number}) {
+			t.Errorf("given back as unsure are %v", store.unsure)
+		}
+	})
 }

@@ -229,6 +229,10 @@ func TestEngine_KnowsWhatWorkersBeforeMayHaveSent(t *testing.T) {
 			if !l.isUnsure() {
 				t.Errorf("parked: %t, unsure: %t: the next worker is not told what is new", parked, unsure)
 			}
+			after.told = true
+			if l.isUnsure() {
+				t.Errorf("parked: %t, unsure: %t: the next worker is told what the row says", parked, unsure)
+			}
 		}
 	}
 }
@@ -245,6 +249,33 @@ func TestEngine_TellsTheNextWorkerOfADeliveredMessageThatIsLocked(t *testing.T) 
 	d.removed(d.now, removeAnswer{locked: refs})
 	if l := d.lanes[0]; len(refs) != 1 || !d.idle(l) || !l.isUnsure() {
 		t.Errorf("%d rows are locked; the lane can be handed on: %t; the next worker is told: %t", len(refs), d.idle(l), l.isUnsure())
+	}
+}
+
+// A message had no answer, and was forgotten, to be read again. Its confirm comes late, and its row is deleted: there
+// is nothing left to tell.
+func TestEngine_TellsNothingOfWhatIsDeleted(t *testing.T) {
+	t.Parallel()
+	for _, retrying := range []bool{false, true} {
+		d := newDrive(limits{}, 0)
+		l := d.lanes[0]
+		m := d.row(0, "A", "")
+		m.retrying = retrying
+		l.know(m)
+		l.enqueue(m)
+		d.publishAll(func(*entry) error { return Unavailable(errors.New("connection lost")) })
+		d.forgetUnsent()
+		if !l.isUnsure() {
+			t.Fatal("it is not remembered: the test shows nothing")
+		}
+		d.outcome(m, d.now, nil)
+		d.answer = delivered
+		for range 5 {
+			d.step(time.Second)
+		}
+		if l.isUnsure() {
+			t.Errorf("retrying: %t: the next worker is told", retrying)
+		}
 	}
 }
 

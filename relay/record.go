@@ -182,6 +182,7 @@ func (e *engine) removeRetried(now time.Time) *task {
 			e.tasks.retriedMost = min(2*e.tasks.retriedMost, maxRetried)
 			for _, m := range rows {
 				m.lane.forget(m)
+				delete(m.lane.unsure, m.rowID())
 				if m.retrying { // otherwise its removal has counted it
 					m.lane.through++
 				}

@@ -117,6 +117,9 @@ func (s *simulation) arrive(m *simMessage) {
 	r := s.rows[m.ID]
 	r.copies++
 	s.wire = append(s.wire, r)
+	if slices.ContainsFunc(s.parking.letters, func(l *simDeadLetter) bool { return l.row == r && l.state != "closed" && !l.unsure }) {
+		s.stats[silentLetters]++
+	}
 	if s.faults && s.rng.IntN(4) == 0 { // and whoever sends it again is refused
 		r.poison, r.says = 1+s.rng.IntN(5), Refused(errors.New("not any more"))
 	}

@@ -17,11 +17,15 @@ func (s *simulation) renew(w *simWorker) {
 		case l != nil && (lease.worker != w.number || lease.epoch != l.epoch):
 			w.drop(number)
 		case l != nil && l.draining && w.idle(l):
-			if l.isUnsure() {
-				lease.unsure = s.now
-			}
+			unsure := l.isUnsure()
 			w.drop(number)
-			lease.worker, lease.alone = -1, 0
+			if s.faults && s.rng.IntN(6) == 0 {
+				s.stats["not released"]++
+				break
+			}
+			s.release(number, unsure)
+		case l == nil && lease.worker == w.number: // it could not release it
+			s.release(number, true)
 		case l != nil:
 			w.trust(number, l.epoch, s.now.Add(simTerm))
 			if s.faults && s.rng.IntN(30) == 0 {
@@ -30,6 +34,15 @@ func (s *simulation) renew(w *simWorker) {
 		case lease.worker == -1 && w.mayHold(number):
 			s.hold(w, number)
 		}
+	}
+}
+
+// release gives a lane back.
+func (s *simulation) release(number int, unsure bool) {
+	lease := &s.leases[number]
+	lease.worker, lease.alone = -1, 0
+	if unsure {
+		lease.unsure = s.now
 	}
 }
 

@@ -28,9 +28,13 @@ type simRetrying struct {
 type simDeadLetter struct {
 	row     *simRow
 	held    bool
+	unsure  bool   // its message may have been delivered
 	state   string // dead, replaying, discarding, closed
 	replays int
 }
+
+// silentLetters are those that do not say that their message may have been delivered.
+const silentLetters = "letters that do not say that their message may have been delivered"
 
 // simTask is a task that a worker has begun.
 type simTask struct {
@@ -201,10 +205,10 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 		if x.Attempt > 0 && !x.Uncharged && !r.row.lethal && x.Class != classCrashed && !r.row.blamed && !p.mayDoubt(r.row) {
 			p.stats["charged without a reason"]++
 		}
-		if x.Fate != relaystore.FateRetry && r.row.copies > 0 && !r.row.replayed {
+		if x.Fate != relaystore.FateRetry && r.row.copies > 0 {
 			p.stats["letters of what was delivered"]++
 			if !r.unsure {
-				p.stats["letters that do not say that their message may have been delivered"]++
+				p.stats[silentLetters]++
 			}
 		}
 		switch x.Fate {
@@ -212,10 +216,10 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 			r.next = p.now.Add(x.RetryIn)
 		case relaystore.FateHoldKey:
 			r.held = true
-			p.letters = append(p.letters, &simDeadLetter{row: r.row, held: true, state: "dead"})
+			p.letters = append(p.letters, &simDeadLetter{row: r.row, unsure: r.unsure, held: true, state: "dead"})
 		case relaystore.FateDeadLetter:
 			delete(p.parked[f.Lane], x.ID)
-			p.letters = append(p.letters, &simDeadLetter{row: r.row, state: "dead"})
+			p.letters = append(p.letters, &simDeadLetter{row: r.row, unsure: r.unsure, state: "dead"})
 			p.promote(f.Lane, r.row.Key)
 		}
 	}
@@ -296,7 +300,7 @@ func (p *simRetries) CarryOut(_ context.Context, f relaystore.Fence, letters []i
 					r.next = time.Time{} // it is not the first any more
 				}
 			}
-			p.parked[lane][l.row.ID] = &simRetrying{row: l.row}
+			p.parked[lane][l.row.ID] = &simRetrying{row: l.row, unsure: l.unsure}
 			if key == "" || p.order == OrderNone {
 				p.parked[lane][l.row.ID].next = p.now
 			}

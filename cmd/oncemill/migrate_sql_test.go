@@ -50,7 +50,7 @@ func TestMigrateSQLCommand_PrintsWhatIsDue(t *testing.T) {
 	if !strings.Contains(due, "-- dlq: from version 4 to 6\n") || strings.Contains(due, "-- outbox") {
 		t.Error(due)
 	}
-	from := "outbox=5,audit=1,steer=1,dlq=4,relay=5,inbox=4,idempotency=2,idempotency_usage=1"
+	from := "outbox=5,audit=1,steer=1,dlq=4,relay=6,inbox=4,idempotency=2,idempotency_usage=1"
 	if run(0, "migrate", "sql", "--from", from) != due {
 		t.Error("the versions are not those of --from")
 	}

@@ -226,16 +226,32 @@ func TestLeases_TellsUntilWhenFormerOwnersMayHaveSent(t *testing.T) {
 	})
 }
 
-// A worker of an older library says it in another way, when it gives a lane back.
-func TestLeases_UnderstandsWhatAnOlderLibrarySays(t *testing.T) {
+// Nobody has sent what was created long after the lease expired. If the clock is set back, what is older stays unsure.
+func TestLeases_OnlyWhatIsOlderThanTheLeaseIsUnsure(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
-		text := database.Of(s.box.Config().Database).Expand(`update {{relay_leases}} set suspect = -1 where lane = 1`)
-		if _, err := s.db.ExecContext(t.Context(), text); err != nil {
+		ago, ahead := `now() - interval '1 hour'`, `now() + interval '1 hour'`
+		if s.box.Config().Database.Dialect == oncemill.SQLite {
+			ago, ahead = sqliteNow+` - 3600000000`, sqliteNow+` + 3600000000`
+		}
+		for _, set := range []string{
+			`set owner = 'dead', lease_until = ` + ago + ` where lane = 1`,
+			`set owner = 'dead', lease_until = ` + ago + `, unsure_until = ` + ahead + ` where lane = 2`,
+			`set owner = 'me', unsure_until = ` + ahead + ` where lane = 3`,
+		} {
+			if _, err := s.db.ExecContext(t.Context(), database.Of(s.box.Config().Database).Expand(`update {{relay_leases}} `+set)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		expectErr(t, s.Release(t.Context(), "me", []int{3}, []int{3}), nil)
+		s.awaitExpired(t, 3)
+		got, err := s.Take(t.Context(), "a", []int{1, 2, 3}, 3, longTerm)
+		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := s.Take(t.Context(), "a", []int{1, 2}, 2, shortTerm)
-		if err != nil || got[1].UnsureUntil.IsZero() || !got[2].UnsureUntil.IsZero() {
-			t.Errorf("%+v, %v", got, err)
+		for lane, want := range map[int]time.Duration{1: -59 * time.Minute, 2: time.Hour, 3: time.Hour} {
+			if in := time.Until(got[lane].UnsureUntil); (in - want).Abs() > 10*time.Minute {
+				t.Errorf("lane %d: unsure until in %v, want %v", lane, in, want)
+			}
 		}
 	})
 }

@@ -49,7 +49,7 @@
 //
 // # What may have arrived
 //
-// A worker that lets its lease expire may have sent what was created before; so may one that gives
-// the lane back and says so. The column unsure_until of the lease says until when that was, for as
-// long as the lane exists: a row of parked may not be looked at for days, by many owners.
+// A worker that lets its lease expire may have sent what was created before. So may one that gives
+// the lane back and says so. The column unsure_until of the lease says until when that was, and is
+// never cleared: a row of parked may not be looked at for days, by many owners.
 package relaystore

@@ -54,8 +54,8 @@ type Leases interface {
 	// name.
 	ExpireFormer(ctx context.Context, me Identity) error
 
-	// Release frees lanes that are still the owner's. Of those in unsure a copy of a message may
-	// have arrived without an answer: see Taken.UnsureUntil.
+	// Release frees lanes that are still the owner's. Of those in unsure the next owner may send again
+	// what has arrived: see Taken.UnsureUntil.
 	Release(ctx context.Context, owner string, lanes, unsure []int) error
 
 	// Leave removes the worker from those registered as alive.
@@ -114,8 +114,8 @@ type Taken struct {
 	Crashes int   // takeovers in a row without a window confirmed
 	Alone   int64 // id that was alone in flight when the former owner died, or WholeLane; 0: none
 
-	// Former owners may have sent messages that were created up to then, without an answer that
-	// they recorded. It is about when the last of them let its lease expire, or gave the lane back and
-	// said so. Zero: there is none.
+	// Former owners may have sent messages that were created up to then, and recorded no answer.
+	// It is a minute after the last lease expired that was not given back, or after the lane was given
+	// back as unsure, and never earlier than before. Zero: neither has happened.
 	UnsureUntil time.Time
 }

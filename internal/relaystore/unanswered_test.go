@@ -33,6 +33,29 @@ func TestRetries_ALetterSaysThatItsMessageMayHaveBeenDelivered(t *testing.T) {
 	})
 }
 
+// It may have been delivered before it was a dead letter, and still says so when it is replayed.
+func TestRetries_AReplayedMessageMayStillHaveBeenDelivered(t *testing.T) {
+	eachStore(t, func(t *testing.T, p *fixture) {
+		for i, unanswered := range []bool{true, false} {
+			row := p.publish(t, named(laneKey(1+i), 1)...)[0]
+			f := failing(row, FateDeadLetter)
+			f.Unanswered = unanswered
+			p.mustFail(t, []Failure{f})
+			l := p.letterOf(t, row)
+			p.replay(t, l)
+			if _, _, err := p.CarryOut(t.Context(), p.f, []int64{l.ID}); err != nil {
+				t.Fatal(err)
+			}
+			if _, says := find(p.expectDue(t, row.MessageID), row); says != unanswered {
+				t.Errorf("without an answer: %t; replayed, it says %t", unanswered, says)
+			}
+			if _, err := p.Remove(t.Context(), refsOf([]outboxstore.Row{row})); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
 func find(due []Row, r outboxstore.Row) (Row, bool) {
 	for _, d := range due {
 		if d.ID == r.ID {

@@ -28,10 +28,22 @@ type Plan struct {
 	Faults    []string
 }
 
-// Explained returns a pool of one connection, and the plans of its statements.
-func Explained(t testing.TB, dsn string) (*sql.DB, *Plans) {
+// WithPlans returns a DSN whose sessions tell the plans of their statements as notices. Settings are
+// more of auto_explain's.
+func WithPlans(t testing.TB, dsn string, settings ...string) string {
 	t.Helper()
-	connector, err := pq.NewConnector(withParams(t, dsn, "binary_parameters=yes"))
+	options := "-c session_preload_libraries=auto_explain -c client_min_messages=notice"
+	for _, setting := range append([]string{"log_min_duration=0", "log_level=notice", "log_format=json", "log_analyze=on", "log_timing=off"}, settings...) {
+		options += " -c auto_explain." + setting
+	}
+	return withParams(t, dsn, "options="+options)
+}
+
+// Explained returns a pool of one connection, and the plans of its statements. Settings are more of
+// auto_explain's.
+func Explained(t testing.TB, dsn string, settings ...string) (*sql.DB, *Plans) {
+	t.Helper()
+	connector, err := pq.NewConnector(WithPlans(t, withParams(t, dsn, "binary_parameters=yes"), settings...))
 	if err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
@@ -39,15 +51,6 @@ func Explained(t testing.TB, dsn string) (*sql.DB, *Plans) {
 	db := sql.OpenDB(pq.ConnectorWithNoticeHandler(connector, p.add))
 	db.SetMaxOpenConns(1)
 	t.Cleanup(func() { db.Close() }) //nolint:errcheck // nothing depends on it
-	for _, text := range []string{
-		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_level = notice`,
-		`set auto_explain.log_format = json`, `set auto_explain.log_analyze = on`, `set auto_explain.log_timing = off`,
-		`set client_min_messages = notice`,
-	} {
-		if _, err := db.ExecContext(t.Context(), text); err != nil {
-			t.Fatalf("testserver: %s: %v", text, err)
-		}
-	}
 	return db, p
 }
 

@@ -27,7 +27,7 @@ with f as (
 	from f
 	where d.id = any ($4::bigint[]) and d.source = 'relay' and d.lane = f.lane and d.state || '' = 'replaying'
 		and (select count(*) from locked) >= 0
-	returning d.lane, d.row_id as id, d.topic, d.message_id, d.key, d.payload, d.metadata, d.created_at
+	returning d.lane, d.row_id as id, d.topic, d.message_id, d.key, d.payload, d.metadata, d.created_at, d.maybe_delivered
 ), heads as (
 	select k.key, h.id, h.message_id, h.created_at
 	from (select distinct key from r where key <> '') k
@@ -45,8 +45,8 @@ with f as (
 	from r
 	left join heads h on h.key = r.key
 ), moved as (
-	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
-	select lane, id, topic, message_id, key, payload, metadata, created_at,
+	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, unanswered, next_at)
+	select lane, id, topic, message_id, key, payload, metadata, created_at, maybe_delivered,
 		case when key = '' or nth = 1 and (head is null or id < head or itself) then clock_timestamp() end
 	from numbered
 	on conflict (lane, id, message_id, created_at) do update

@@ -55,9 +55,9 @@ where seen_until > clock_timestamp();
 -- An owner that outlives its lease has not died of a message: it could not finish one
 -- in time, which is an outage. If two or more other owners have let leases expire,
 -- that was an outage of the database. A lane with two crashes had something in flight
--- only if it names that in suspect. What was created until an owner let its lease expire
--- may have been sent, and a minute later, as clocks of servers differ; an older library
--- says by -1 in suspect that it may have been when it gave the lane back. Whether a lane has a message that may have
+-- only if it names that in suspect. What was created before a lease expired that nobody
+-- gave back may have been sent; a minute more is for servers whose clocks differ.
+-- Whether a lane has a message that may have
 -- crashed its worker is one probe of an index of outbox, and one or two for each
 -- topic of parked, by its partial index (lane, topic, next_at), from each topic to
 -- the next. The limits keep the planner from hashing
@@ -99,7 +99,7 @@ set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigin
 		else 0
 	end,
 	suspect = case when not free.alive then l.suspect end,
-	unsure_until = case when free.owner <> '' or l.suspect = -1 then clock_timestamp() + interval '1 minute' else l.unsure_until end
+	unsure_until = case when free.owner <> '' then greatest(l.unsure_until, l.lease_until + interval '1 minute') else l.unsure_until end
 from (
 	select f.lane, f.owner, exists (
 		select from {{relay_workers}} w
@@ -155,7 +155,7 @@ where lane in (
 -- By primary key. Only what is still the owner's.
 update {{relay_leases}}
 set owner = '', suspect = null, lease_until = clock_timestamp(),
-	unsure_until = case when lane = any ($3::smallint[]) then clock_timestamp() + interval '1 minute' else unsure_until end
+	unsure_until = case when lane = any ($3::smallint[]) then greatest(unsure_until, clock_timestamp() + interval '1 minute') else unsure_until end
 where owner = $1 and lane = any ($2::smallint[]);
 
 -- name: leave

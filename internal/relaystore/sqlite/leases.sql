@@ -37,9 +37,8 @@ where seen_until > cast(unixepoch('subsec') * 1000000 as integer);
 -- lease has not died of a message: it could not finish one in time, which is an
 -- outage. If two or more other owners have let leases expire, that was an outage of
 -- the database. A lane with two crashes had something in flight only if it names that
--- in suspect. What was created until an owner let its lease expire may have been sent; a
--- minute is for clocks that are set back. An older library says by -1 in suspect that it may
--- have been when it gave the lane back.
+-- in suspect. What was created before a lease expired that nobody gave back may have been
+-- sent; a minute more is for a clock that is set back.
 -- scans: relay_leases: it has 33 rows
 with absent (owners) as materialized (
 	select count(distinct owner)
@@ -63,7 +62,7 @@ set owner = ?1, epoch = epoch + 1, lease_until = cast(unixepoch('subsec') * 1000
 		)
 	),
 	suspect = iif(lane in (select lane from alive), null, suspect),
-	unsure_until = iif(owner <> '' or suspect = -1, cast(unixepoch('subsec') * 1000000 as integer) + 60000000, unsure_until)
+	unsure_until = iif(owner <> '', max(coalesce(unsure_until, 0), lease_until + 60000000), unsure_until)
 where lane in (
 	select lane
 	from {{relay_leases}}
@@ -100,7 +99,11 @@ delete from {{relay_workers}} where name = ?2 and owner <> ?1;
 -- scans: relay_leases: it has 33 rows
 update {{relay_leases}}
 set owner = '', suspect = null, lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1,
-	unsure_until = iif(lane in (select value from json_each(?3)), cast(unixepoch('subsec') * 1000000 as integer) + 60000000, unsure_until)
+	unsure_until = iif(
+		lane in (select value from json_each(?3)),
+		max(coalesce(unsure_until, 0), cast(unixepoch('subsec') * 1000000 as integer) + 60000000),
+		unsure_until
+	)
 where owner = ?1 and lane in (select value from json_each(?2));
 
 -- name: leave

@@ -130,8 +130,8 @@ where lane = ?1 and key = ?2 and next_at is not null
 
 -- name: replay
 -- Dead letter to parked; or the row is there, held, and is released. By primary key.
-insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
-select lane, row_id, topic, message_id, key, payload, metadata, created_at, cast(unixepoch('subsec') * 1000000 as integer)
+insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, unanswered, next_at)
+select lane, row_id, topic, message_id, key, payload, metadata, created_at, maybe_delivered, cast(unixepoch('subsec') * 1000000 as integer)
 from {{dead_letters}}
 where id = ?1
 on conflict (lane, id, message_id, created_at) do update
