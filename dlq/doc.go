@@ -69,7 +69,8 @@
 // dead letter has [Letter.MayHaveBeenDelivered], and so do those of all messages that a
 // worker may have had in flight when it died. If you replay it, a consumer with an inbox
 // recognizes the duplicate. The mark may be missing if the database lost its latest
-// commits between the two attempts, or if its clock was set back by more than a minute.
+// commits between the two attempts, or if its clock was set, or differs from that of the
+// server before, by more than a minute.
 //
 // The broker may confirm a message late, to a worker that had lost its lane meanwhile.
 // The relay's dead letter is then closed as replayed by "relay".

@@ -65,9 +65,10 @@ type Letter struct {
 	TraceID     string    // W3C, 32 hexadecimal digits, or empty
 	Fingerprint string    // the same for similar failures: texts may differ in ids and numbers
 
-	// MayHaveBeenDelivered reports that the message was refused for good after an
-	// attempt of a relay whose answer was lost, or after its worker had died, maybe during
-	// one. The broker may have taken it then, and a replay may deliver it again.
+	// MayHaveBeenDelivered reports that the message was given up after an attempt of a relay
+	// whose answer was lost, or was an error of unknown kind, or after a worker had lost its
+	// lease, maybe during one. The broker may have taken it then, and a replay may deliver it
+	// again. The mark stays through replays.
 	MayHaveBeenDelivered bool
 
 	Act      Act       // who replayed or discarded it, and why

@@ -382,6 +382,21 @@ func TestEngine_HandsOverThatAMessageMayHaveArrived(t *testing.T) {
 	}
 }
 
+// Only a refusal, or a return, says that the broker does not have the message.
+func TestEngine_KnowsWhichOutcomesAreNoAnswer(t *testing.T) {
+	t.Parallel()
+	no := errors.New("no")
+	for err, want := range map[error]bool{Refused(no): false, Unroutable(no): false, Unavailable(no): true, Interrupted(no): true, no: true} {
+		b := newBench(3)
+		b.lanes[3].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a"})})
+		m := b.next(t)
+		b.outcome(m, b.now, err)
+		if m.unanswered != want {
+			t.Errorf("%v: without an answer: %t", err, m.unanswered)
+		}
+	}
+}
+
 // Whether a message without a receiver is dropped is asked of a function of the user's.
 // One that panics has not said so, and takes nobody along.
 func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {

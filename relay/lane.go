@@ -339,8 +339,8 @@ func (l *lane) inherited(created time.Time) bool {
 	return !l.inheritedUntil.IsZero() && !created.After(l.inheritedUntil)
 }
 
-// isUnsure reports whether the next worker may send again what has arrived, beside that of which the
-// lease says so: it had no answer, or its row is locked and cannot be deleted.
+// isUnsure reports whether the next worker may send again what has arrived, and neither its row nor
+// the lease says so: it had no answer, or its row is locked and cannot be deleted.
 func (l *lane) isUnsure() bool {
 	if len(l.unsure) > 0 || !l.unsureUntil.IsZero() {
 		return true

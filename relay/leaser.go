@@ -141,8 +141,9 @@ func (s *leaser) leave(ctx context.Context) {
 	for number := range outbox.Lanes {
 		lanes = append(lanes, number)
 	}
-	var unsure []int
+	unsure := lanes[1:] // all, if the loop does not answer
 	s.call(ctx, func(e *engine, _ time.Time) {
+		unsure = nil
 		for number, l := range e.lanes {
 			if l == nil || l.isUnsure() {
 				unsure = append(unsure, number)

@@ -71,7 +71,10 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 		if !lost {
 			e.charge(m, now, m.class(), err.Error())
 		}
-	case outcomeUnroutable, outcomeUnknown:
+	case outcomeUnroutable:
+		e.doubt(m, now, err, lost)
+	case outcomeUnknown:
+		m.unanswered = true // who waits for a confirm in vain says so in an error, too
 		e.doubt(m, now, err, lost)
 	}
 	if l.restart(now) {

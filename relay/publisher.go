@@ -19,7 +19,8 @@ import (
 // FromPublisher adapts a Watermill publisher to a sink. A message counts as confirmed
 // when Publish returns nil, so the publisher must wait for the broker's confirmation:
 // watermill-amqp with ConfirmDelivery, JetStream, watermill-sql. An error of Publish is
-// of unknown kind, unless it matches [ErrRefused] or [ErrUnavailable].
+// of unknown kind, unless it matches [ErrRefused] or [ErrUnavailable]: nobody knows whether the broker
+// has the message.
 //
 // Messages of one lane are published one after another, lanes concurrently: up to 32
 // concurrent calls of Publish; [NewPublisherSink] makes fewer. A message whose call has

@@ -77,7 +77,11 @@ func (s *simulation) broker(w *simWorker) {
 		s.doubt(row)
 		s.stats["lost confirms"]++
 		s.confirmLater(w, m.entry)
-		w.outcome(m.entry, s.now, Unavailable(errors.New("confirm lost")))
+		lost := errors.New("confirm lost")
+		if s.rng.IntN(2) == 0 {
+			lost = Unavailable(lost)
+		}
+		w.outcome(m.entry, s.now, lost)
 		return
 	}
 	w.outcome(m.entry, s.now, nil)

@@ -27,7 +27,8 @@ func (s *simulation) renew(w *simWorker) {
 		case l == nil && lease.worker == w.number: // it could not release it
 			s.release(number, true)
 		case l != nil:
-			w.trust(number, l.epoch, s.now.Add(simTerm))
+			lease.until = s.now.Add(simTerm)
+			w.trust(number, l.epoch, lease.until)
 			if s.faults && s.rng.IntN(30) == 0 {
 				w.drain(number)
 			}
@@ -62,9 +63,10 @@ func (s *simulation) hold(w *simWorker, number int) {
 	if lease.died && (lease.alone != 0 || lease.crashes < 2 && len(s.table[number])+len(s.parking.parked[number]) > 0) {
 		lease.crashes++
 	}
-	if lease.expired {
-		lease.unsure = s.now
+	if lease.expired && lease.until.After(lease.unsure) {
+		lease.unsure = lease.until
 	}
+	lease.until = s.now.Add(simTerm)
 	lease.worker, lease.died, lease.expired = w.number, false, false
 	lease.epoch++
 	w.hold(number, relaystore.Taken{Epoch: lease.epoch, Crashes: lease.crashes, Alone: lease.alone, UnsureUntil: lease.unsure}, s.now.Add(simTerm))

@@ -76,6 +76,7 @@ type simLease struct {
 	expired bool // nobody has given it back
 	crashes int
 	alone   int64
+	until   time.Time // when it expires
 	unsure  time.Time // see relaystore.Taken
 }
 

@@ -237,6 +237,8 @@ func TestLeases_OnlyWhatIsOlderThanTheLeaseIsUnsure(t *testing.T) {
 			`set owner = 'dead', lease_until = ` + ago + ` where lane = 1`,
 			`set owner = 'dead', lease_until = ` + ago + `, unsure_until = ` + ahead + ` where lane = 2`,
 			`set owner = 'me', unsure_until = ` + ahead + ` where lane = 3`,
+			`set owner = 'dead', lease_until = ` + ahead + ` where lane = 4`,
+			`set owner = 'former', lease_until = ` + ahead + ` where lane = 5`,
 		} {
 			if _, err := s.db.ExecContext(t.Context(), database.Of(s.box.Config().Database).Expand(`update {{relay_leases}} `+set)); err != nil {
 				t.Fatal(err)
@@ -244,11 +246,21 @@ func TestLeases_OnlyWhatIsOlderThanTheLeaseIsUnsure(t *testing.T) {
 		}
 		expectErr(t, s.Release(t.Context(), "me", []int{3}, []int{3}), nil)
 		s.awaitExpired(t, 3)
-		got, err := s.Take(t.Context(), "a", []int{1, 2, 3}, 3, longTerm)
+		// What ends a lease before its time keeps until when its owner may have sent.
+		leases, _, err := s.Census(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for lane, want := range map[int]time.Duration{1: -59 * time.Minute, 2: time.Hour, 3: time.Hour} {
+		expectErr(t, s.Expire(t.Context(), slices.DeleteFunc(leases, func(l Lease) bool { return l.Lane != 4 }), nil), nil)
+		if _, err := s.Beat(t.Context(), Identity{Owner: "former", Name: "n"}, nil, longTerm); err != nil {
+			t.Fatal(err)
+		}
+		expectErr(t, s.ExpireFormer(t.Context(), Identity{Owner: "a", Name: "n"}), nil)
+		got, err := s.Take(t.Context(), "a", []int{1, 2, 3, 4, 5}, 5, longTerm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for lane, want := range map[int]time.Duration{1: -59 * time.Minute, 2: time.Hour, 3: time.Hour, 4: time.Hour, 5: time.Hour} {
 			if in := time.Until(got[lane].UnsureUntil); (in - want).Abs() > 10*time.Minute {
 				t.Errorf("lane %d: unsure until in %v, want %v", lane, in, want)
 			}

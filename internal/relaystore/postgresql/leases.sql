@@ -125,7 +125,7 @@ with gone as (
 	where w.owner = s.owner and w.seen_until = timestamptz 'epoch' + s.until * interval '1 microsecond'
 )
 update {{relay_leases}} l
-set lease_until = clock_timestamp() - interval '1 microsecond'
+set lease_until = clock_timestamp() - interval '1 microsecond', unsure_until = greatest(l.unsure_until, l.lease_until + interval '1 minute')
 from unnest($1::smallint[], $2::text[], $3::bigint[], $4::bigint[]) as s (lane, owner, epoch, until)
 where l.lane = s.lane and l.owner = s.owner and l.epoch = s.epoch
 	and l.lease_until = timestamptz 'epoch' + s.until * interval '1 microsecond';
@@ -143,7 +143,7 @@ with former as (
 	delete from {{relay_workers}} where owner in (select owner from former)
 )
 update {{relay_leases}}
-set lease_until = clock_timestamp() - interval '1 microsecond'
+set lease_until = clock_timestamp() - interval '1 microsecond', unsure_until = greatest(unsure_until, lease_until + interval '1 minute')
 where lane in (
 	select lane
 	from {{relay_leases}}

@@ -74,7 +74,8 @@ returning lane, epoch, crashes, coalesce(suspect, 0), coalesce(unsure_until, 0);
 -- name: expire
 -- By primary key. Ends a lease that is still as it was seen.
 update {{relay_leases}}
-set lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1
+set lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1,
+	unsure_until = max(coalesce(unsure_until, 0), lease_until + 60000000)
 where lane = ?1 and owner = ?2 and epoch = ?3 and lease_until = ?4;
 
 -- name: expire_worker
@@ -86,7 +87,8 @@ delete from {{relay_workers}} where owner = ?1 and seen_until = ?2;
 -- scans: relay_leases: it has 33 rows
 -- scans: relay_workers: it has a row for each worker
 update {{relay_leases}}
-set lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1
+set lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1,
+	unsure_until = max(coalesce(unsure_until, 0), lease_until + 60000000)
 where lease_until > cast(unixepoch('subsec') * 1000000 as integer) and owner in (select owner from {{relay_workers}} where name = ?2 and owner <> ?1);
 
 -- name: delete_former
