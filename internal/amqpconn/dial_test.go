@@ -25,17 +25,18 @@ func TestDialer_TriesTheNextAddressAfterTheTimeIsUp(t *testing.T) {
 	settings := Resolve(wamqp.ConnectionConfig{AmqpURI: uri(silent)}, Options{Addresses: []string{uri(next)}},
 		func(field, value, problem string) { t.Fatal(field, value, problem) })
 	dialer := settings.Dialer()
-	for range 2 {
+	reached := map[string]bool{}
+	for tries := 0; len(reached) < 2 && tries < 100; tries++ { // on a slow machine the time may be up before there is a connection
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		_, _, err := dialer.Dial(ctx, func(raw net.Conn) (net.Conn, func()) { return raw, func() { _ = raw.Close() } })
+		_, _, err := dialer.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
+			reached[raw.RemoteAddr().String()] = true
+			return raw, func() { _ = raw.Close() }
+		})
 		if cancel(); err == nil {
 			t.Fatal("a silent node was connected to")
 		}
 	}
-	_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(time.Second))
-	conn, err := next.Accept()
-	if err != nil {
-		t.Fatalf("the next address was not tried: %v", err)
+	if len(reached) < 2 {
+		t.Errorf("only %v was tried", reached)
 	}
-	_ = conn.Close()
 }
