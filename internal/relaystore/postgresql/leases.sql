@@ -57,11 +57,10 @@ where seen_until > clock_timestamp();
 -- that was an outage of the database. A lane with two crashes had something in flight
 -- only if it names that in suspect. What was created before a lease expired that nobody
 -- gave back may have been sent; a minute more is for servers whose clocks differ.
--- Whether a lane has a message that may have
--- crashed its worker is one probe of an index of outbox, and one or two for each
--- topic of parked, by its partial index (lane, topic, next_at), from each topic to
--- the next. The limits keep the planner from hashing
--- them, the orders from scanning a whole table for a lane without rows.
+-- Whether a lane has a message that may have crashed its worker is one probe of an
+-- index of outbox, and one or two for each topic of parked, by its partial index
+-- (lane, topic, next_at), from each topic to the next. The limits keep the planner
+-- from hashing them, the orders from scanning a whole table for a lane without rows.
 -- scans: relay_leases: it has 33 rows
 update {{relay_leases}} l
 set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
