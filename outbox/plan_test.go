@@ -280,7 +280,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 				unhurried(t, server, func() error {
 					r.seen.take()
 					_, err := r.queue.ReadAhead(t.Context(), outboxstore.ReadRequest{Lanes: allLanes(), Rows: 3, Bytes: 1 << 20, Known: []outboxstore.Known{{ID: 1}, {ID: 2}}},
-						outboxstore.Ahead{Topics: []string{"orders"}, Newest: 4, Look: 200, Scan: 500_000, Unordered: unordered})
+						outboxstore.Ahead{Topics: []string{"orders"}, Newest: 4, Look: 200, Scan: 20_000, Unordered: unordered})
 					return err
 				})
 				looks = append(looks, r.seen.take()...)
