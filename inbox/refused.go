@@ -48,8 +48,9 @@ func (in *Inbox) refuseLetter(ctx context.Context, w *work, letter *dlqstore.Let
 	id := strconv.FormatUint(in.refused.count.Add(1), 10) // no two are the same
 	result, done := in.refused.gather.Do(detached, &group.Member[*dlqstore.Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
 	err := result.err
-	if !done {
-		err = detached.Err()
+	// The context of a group is canceled once the time of all its members is up.
+	if ended := detached.Err(); ended != nil && (!done || errors.Is(err, context.Canceled)) {
+		err = ended
 	}
 	if err != nil {
 		delayNack(ctx, in.delay(1))

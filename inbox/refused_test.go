@@ -209,3 +209,19 @@ func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
 		p.expect(t, 0, 3, 0)
 	})
 }
+
+// A refusal that met silence says that its time is up, also though it was written in a group, whose context is
+// canceled then: nobody canceled anything.
+func TestRefused_SaysThatItsTimeIsUp(t *testing.T) {
+	t.Parallel()
+	p := postgres(t, "binary_parameters=yes")
+	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.DeadLetters = p.letterStore(t) })
+	refuse := func(id string) error {
+		return in.Refuse(inbox.ContextWithDelivery(t.Context(), topical{topic: "orders"}), message.NewMessage(id, nil), errUndo)
+	}
+	expectNoError(t, refuse("before"))
+	proxy.Silence(testserver.Containing("dead_letters"), 1)
+	if err := refuse("a"); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		t.Errorf("the refusal that met silence: %v", err)
+	}
+}

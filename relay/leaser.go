@@ -57,7 +57,7 @@ type holding struct {
 	active   []int         // held, not draining; the last ones are given back first
 	renew    []int         // active and draining ones, except those that hang
 	epochs   map[int]int64 // of all that are held
-	released []int         // drained and dropped just now
+	released map[int]int64 // drained and dropped just now
 	unsure   []int         // of those: the next worker may send again what has arrived
 	atRest   bool          // nothing arrives, and nothing is in flight
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
@@ -137,27 +137,17 @@ func (s *leaser) stop(ctx context.Context) {
 // sooner rather than later. A lane that the loop no longer holds is still the worker's if an earlier
 // release failed, and nobody remembers what was in it.
 func (s *leaser) leave(ctx context.Context) {
-	lanes := []int{relaystore.UpkeepLane}
-	for number := range outbox.Lanes {
-		lanes = append(lanes, number)
-	}
-	unsure := lanes[1:] // all, if the loop does not answer
+	sure := []int{relaystore.UpkeepLane}
 	s.call(ctx, func(e *engine, _ time.Time) {
-		unsure = nil
 		for number, l := range e.lanes {
-			if l == nil || l.isUnsure() {
-				unsure = append(unsure, number)
+			if l != nil && !l.isUnsure() {
+				sure = append(sure, number)
 			}
 			e.drop(number)
 		}
 	})
 	s.upkeepLease.hold(0)
-	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
-		if err := s.leases.Release(ctx, s.owner, lanes, unsure); err != nil {
-			return err
-		}
-		return s.leases.Leave(ctx, s.owner)
-	})
+	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.Leave(ctx, s.owner, sure) })
 	if err != nil {
 		s.log.WarnContext(ctx, "leases could not be given back; they expire", "error", err)
 	}

@@ -24,7 +24,7 @@ func (s *leaser) step(ctx context.Context) error {
 		if err := s.release(ctx, have.released, have.unsure); err != nil {
 			return err // they expire
 		}
-		s.log.InfoContext(ctx, "lanes given back", "lanes", have.released)
+		s.log.InfoContext(ctx, "lanes given back", "lanes", slices.Sorted(maps.Keys(have.released)))
 	}
 	me := s.identity(have.hung)
 	if !have.atRest || !s.last.stands(time.Now(), me, have.epochs, s.upkeepLease.held(), s.cfg.Lease) {
@@ -84,7 +84,7 @@ func (s *leaser) trustFrom(sent time.Time) time.Time {
 
 // holding asks the loop for its lanes, and drops the drained ones.
 func (s *leaser) holding(ctx context.Context) (holding, bool) {
-	have := holding{epochs: map[int]int64{}}
+	have := holding{epochs: map[int]int64{}, released: map[int]int64{}}
 	unfitFor, _ := s.health.unfit(time.Now())
 	have.unfit = unfitFor > s.cfg.Lease/4
 	grace := s.cfg.Lease / 3
@@ -103,7 +103,7 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 					have.unsure = append(have.unsure, number)
 				}
 				e.drop(number)
-				have.released = append(have.released, number)
+				have.released[number] = l.epoch
 				continue
 			}
 			have.epochs[number] = l.epoch
@@ -146,21 +146,27 @@ func (s *leaser) renewed(ctx context.Context, have holding, held map[int]relayst
 // releaseStray gives back leases that are this worker's in the database but unknown to
 // the loop: the answer to taking or releasing them was lost.
 func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]relaystore.Renewal) error {
-	var stray []int
-	for number := range held {
+	stray := map[int]int64{}
+	var unsure []int // what was known of them is lost
+	for number, lease := range held {
 		_, worked := have.epochs[number]
-		if !worked && (number != relaystore.UpkeepLane || s.upkeepLease.held() == 0) {
-			stray = append(stray, number)
+		switch {
+		case worked:
+		case number != relaystore.UpkeepLane:
+			stray[number] = lease.Epoch
+			unsure = append(unsure, number)
+		case s.upkeepLease.held() == 0:
+			stray[number] = lease.Epoch
 		}
 	}
 	if len(stray) == 0 {
 		return nil
 	}
-	return s.release(ctx, stray, slices.DeleteFunc(slices.Clone(stray), func(n int) bool { return n == relaystore.UpkeepLane })) // what was known of them is lost
+	return s.release(ctx, stray, unsure)
 }
 
-func (s *leaser) release(ctx context.Context, lanes, unsure []int) error {
-	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.Release(ctx, s.owner, lanes, unsure) })
+func (s *leaser) release(ctx context.Context, epochs map[int]int64, unsure []int) error {
+	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.Release(ctx, s.owner, epochs, unsure) })
 }
 
 // take leases lanes that are still free.

@@ -62,7 +62,7 @@ func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing
 		s.expectTaken(t, "b", lanes(2, 1, 1, 0, 0, 0)) // from a, who is dead
 		s.expectTaken(t, "b", lanes(3, 1, 1, 0, 0, 0)) // from itself
 		s.expectTaken(t, "c", lanes(4, 2, 2, 0, 0, 0)) // from b, who is dead
-		if err := s.Release(t.Context(), "c", allLanes(), nil); err != nil {
+		if err := s.Leave(t.Context(), "c", allLanes()); err != nil {
 			t.Fatal(err)
 		}
 		s.awaitExpired(t, 1, 2, 3, 4, 5)
@@ -136,14 +136,14 @@ func TestLeases_AMessageAloneInFlightIsHandedOver(t *testing.T) {
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 6}})
 		// Given back in good order, with its last message confirmed.
 		expectErr(t, store.SetAlone(t.Context(), Fence{1, "c", 6}, 44), nil)
-		expectErr(t, s.Release(t.Context(), "c", []int{1}, nil), nil)
+		expectErr(t, s.Release(t.Context(), "c", map[int]int64{1: 6}, nil), nil)
 		s.awaitExpired(t, 1)
 		s.expectTaken(t, "d", map[int]Taken{1: {Epoch: 7}})
 		// Given back with an attempt that had no answer: no crash.
 		s.insert(t, "outbox", 1, "", "")
-		expectErr(t, s.Release(t.Context(), "d", []int{1, 2}, []int{1}), nil)
-		s.awaitExpired(t, 1, 2)
-		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 8}, 2: {Epoch: 1}})
+		expectErr(t, s.Release(t.Context(), "d", map[int]int64{1: 7}, []int{1}), nil)
+		s.awaitExpired(t, 1)
+		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 8}})
 	})
 }
 
@@ -188,14 +188,15 @@ func TestLeases_TellsUntilWhenFormerOwnersMayHaveSent(t *testing.T) {
 		for i, c := range []struct {
 			owner   string
 			until   map[int]int // by lane
-			release []int
-			unsure  []int
+			release []int       // lanes; nil: it leaves
+			unsure  []int       // of these; of a worker that leaves: the others
 		}{
-			{"a", map[int]int{1: never, 2: never, UpkeepLane: never}, nil, nil},
+			{"a", map[int]int{1: never, 2: never, UpkeepLane: never}, []int{}, nil},
 			{"b", map[int]int{1: later, 2: later}, []int{1}, nil},
 			{"b", map[int]int{1: same, 2: later}, []int{1, 2}, []int{2}},
 			{"c", map[int]int{1: same, 2: later, UpkeepLane: later}, []int{1, 2, UpkeepLane}, nil},
-			{"d", map[int]int{1: same, 2: same, UpkeepLane: same}, nil, nil},
+			{"d", map[int]int{1: same, 2: same, UpkeepLane: same}, nil, []int{1}},
+			{"e", map[int]int{1: later, 2: same, UpkeepLane: same}, []int{}, nil},
 		} {
 			lanes := slices.Sorted(maps.Keys(c.until))
 			got, err := s.Take(t.Context(), c.owner, lanes, len(lanes), shortTerm)
@@ -218,9 +219,15 @@ func TestLeases_TellsUntilWhenFormerOwnersMayHaveSent(t *testing.T) {
 				}
 				last[lane] = until
 			}
-			if err := s.Release(t.Context(), c.owner, c.release, c.unsure); err != nil {
-				t.Fatal(err)
+			if c.release == nil {
+				expectErr(t, s.Leave(t.Context(), c.owner, slices.DeleteFunc(lanes, func(lane int) bool { return slices.Contains(c.unsure, lane) })), nil)
+				lanes = nil
 			}
+			epochs := map[int]int64{}
+			for _, lane := range c.release {
+				epochs[lane] = got[lane].Epoch
+			}
+			expectErr(t, s.Release(t.Context(), c.owner, epochs, c.unsure), nil)
 			s.awaitExpired(t, lanes...)
 		}
 	})
@@ -246,7 +253,7 @@ func TestLeases_OnlyWhatIsOlderThanTheLeaseIsUnsure(t *testing.T) {
 			}
 		}
 		took := time.Since(begin)
-		expectErr(t, s.Release(t.Context(), "me", []int{3}, []int{3}), nil)
+		expectErr(t, s.Release(t.Context(), "me", map[int]int64{3: 0}, []int{3}), nil)
 		s.awaitExpired(t, 3)
 		// What ends a lease before its time keeps until when its owner may have sent.
 		leases, _, err := s.Census(t.Context())

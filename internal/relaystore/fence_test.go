@@ -62,7 +62,11 @@ func TestRetries_AStaleWriteChangesNothing(t *testing.T) {
 		for name, write := range map[string]func() error{
 			"crashes of an old epoch":   func() error { return p.ClearCrashes(t.Context(), p.f.Owner, map[int]int64{testLane: p.f.Epoch - 1}) },
 			"crashes of another's lane": func() error { return p.ClearCrashes(t.Context(), "another", map[int]int64{testLane: p.f.Epoch}) },
-			"release of another's lane": func() error { return p.Release(t.Context(), "another", []int{testLane}, nil) },
+			"release of another's lane": func() error { return p.Release(t.Context(), "another", map[int]int64{testLane: p.f.Epoch}, nil) },
+			"release in an old epoch": func() error {
+				return p.Release(t.Context(), p.f.Owner, map[int]int64{testLane: p.f.Epoch - 1}, []int{testLane})
+			},
+			"leave of another": func() error { return p.Leave(t.Context(), "another", nil) },
 			"expiry of a lease since kept": func() error {
 				return p.Expire(t.Context(), []Lease{{Lane: testLane, Owner: p.f.Owner, Epoch: p.f.Epoch, Until: 1}}, nil)
 			},

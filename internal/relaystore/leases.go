@@ -54,12 +54,13 @@ type Leases interface {
 	// name.
 	ExpireFormer(ctx context.Context, me Identity) error
 
-	// Release frees lanes that are still the owner's. Of those in unsure the next owner may send again
-	// what has arrived: see Taken.UnsureUntil.
-	Release(ctx context.Context, owner string, lanes, unsure []int) error
+	// Release frees lanes that are still the owner's, in these epochs. Of those in unsure the next owner
+	// may send again what has arrived: see Taken.UnsureUntil.
+	Release(ctx context.Context, owner string, epochs map[int]int64, unsure []int) error
 
-	// Leave removes the worker from those registered as alive.
-	Leave(ctx context.Context, owner string) error
+	// Leave frees all lanes of a worker that has stopped, and removes it from those registered as alive.
+	// Of lanes not in sure the next owner may send again what has arrived.
+	Leave(ctx context.Context, owner string, sure []int) error
 
 	// Flush returns when everything that was committed before is durable.
 	Flush(ctx context.Context, owner string) error

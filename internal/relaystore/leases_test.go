@@ -88,7 +88,7 @@ func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
 		if held := s.mustBeat(t, a, []int{1, 2}, longTerm); !maps.Equal(held, map[int]Renewal{2: {1, true}}) {
 			t.Errorf("former owner holds %v, want lane 2", held)
 		}
-		if err := s.Release(t.Context(), "a", []int{1}, nil); err != nil {
+		if err := s.Release(t.Context(), "a", map[int]int64{1: 1}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if taken := s.mustTake(t, "a", []int{1}, 1, longTerm); len(taken) != 0 {
@@ -115,11 +115,11 @@ func TestLeases_ReleaseAndLeave(t *testing.T) {
 		s.mustTake(t, "a", []int{1, 2, UpkeepLane}, 3, longTerm)
 		s.mustBeat(t, Identity{Owner: "a"}, nil, longTerm)
 		s.mustBeat(t, Identity{Owner: "b"}, nil, shortTerm)
-		if err := s.Release(t.Context(), "a", []int{1, UpkeepLane}, nil); err != nil {
+		if err := s.Release(t.Context(), "a", map[int]int64{1: 1, 2: 0, UpkeepLane: 1}, nil); err != nil {
 			t.Fatal(err)
 		}
 		leases, _ := s.mustCensus(t)
-		for lane, owner := range map[int]string{1: "", UpkeepLane: "", 2: "a"} {
+		for lane, owner := range map[int]string{1: "", UpkeepLane: "", 2: "a"} { // lane 2 was taken again since
 			if l := leases[lane]; l.Owner != owner || (l.Left < 0) != (owner == "") {
 				t.Errorf("lane %d: %+v, want owner %q", lane, l, owner)
 			}
@@ -127,8 +127,11 @@ func TestLeases_ReleaseAndLeave(t *testing.T) {
 		if taken := s.mustTake(t, "b", allLanes(), 33, longTerm); len(taken) != outbox.Lanes-1 || taken[1] != 2 {
 			t.Errorf("took %v, want all but lane 2, lane 1 at epoch 2", taken)
 		}
-		if err := s.Leave(t.Context(), "a"); err != nil {
+		if err := s.Leave(t.Context(), "a", nil); err != nil {
 			t.Fatal(err)
+		}
+		if leases, _ = s.mustCensus(t); leases[2].Owner != "" || leases[2].Left >= 0 || leases[1].Owner != "b" {
+			t.Errorf("after a has left: lane 1: %+v, lane 2: %+v", leases[1], leases[2])
 		}
 		// A worker that is not heard of is not counted.
 		eventually(t, "nobody is counted", func() bool {
@@ -143,7 +146,7 @@ func TestLeases_TheDeadAreForgotten(t *testing.T) {
 		s.mustBeat(t, Identity{Owner: "dead"}, nil, -2*time.Hour)
 		s.mustBeat(t, Identity{Owner: "lately"}, nil, -time.Minute)
 		s.mustBeat(t, Identity{Owner: "a"}, nil, longTerm)
-		if err := s.Leave(t.Context(), "a"); err != nil {
+		if err := s.Leave(t.Context(), "a", nil); err != nil {
 			t.Fatal(err)
 		}
 		var left string
@@ -193,7 +196,7 @@ func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
 			if err != nil || kept[UpkeepLane].Epoch != epoch {
 				t.Errorf("kept %v, %v", kept, err)
 			}
-			if err := s.other.Release(ctx, "a", []int{UpkeepLane}, nil); err != nil {
+			if err := s.other.Release(ctx, "a", map[int]int64{UpkeepLane: epoch}, nil); err != nil {
 				t.Error(err)
 			}
 			if taken, err := s.other.Take(ctx, "b", []int{UpkeepLane}, 1, longTerm); len(taken) != 0 {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/lib/pq"
@@ -49,8 +51,9 @@ func (s *postgres) Take(ctx context.Context, owner string, lanes []int, most int
 }
 
 // Release implements [Leases].
-func (s *postgres) Release(ctx context.Context, owner string, lanes, unsure []int) error {
-	_, err := s.db.ExecContext(ctx, s.q.Release, owner, smallints(lanes), smallints(unsure))
+func (s *postgres) Release(ctx context.Context, owner string, epochs map[int]int64, unsure []int) error {
+	lanes, numbers := pairs(epochs)
+	_, err := s.db.ExecContext(ctx, s.q.Release, owner, lanes, numbers, smallints(unsure))
 	return err
 }
 
@@ -85,8 +88,8 @@ func (s *postgres) Flush(ctx context.Context, owner string) error {
 }
 
 // Leave implements [Leases].
-func (s *postgres) Leave(ctx context.Context, owner string) error {
-	_, err := s.db.ExecContext(ctx, s.q.Leave, owner)
+func (s *postgres) Leave(ctx context.Context, owner string, sure []int) error {
+	_, err := s.db.ExecContext(ctx, s.q.Leave, owner, smallints(sure))
 	return err
 }
 
@@ -108,12 +111,19 @@ func (s *postgres) SetAlone(ctx context.Context, f Fence, id int64) error {
 
 // ClearCrashes implements [Leases].
 func (s *postgres) ClearCrashes(ctx context.Context, owner string, epochs map[int]int64) error {
-	lanes, numbers := make([]int, 0, len(epochs)), make([]int64, 0, len(epochs))
-	for lane, epoch := range epochs {
-		lanes, numbers = append(lanes, lane), append(numbers, epoch)
-	}
-	if _, err := s.db.ExecContext(ctx, s.q.ClearCrashes, owner, smallints(lanes), pq.Array(numbers)); err != nil {
+	lanes, numbers := pairs(epochs)
+	if _, err := s.db.ExecContext(ctx, s.q.ClearCrashes, owner, lanes, numbers); err != nil {
 		return fmt.Errorf("clear crashes: %w", err)
 	}
 	return nil
+}
+
+// pairs returns lanes and their epochs as two arrays.
+func pairs(epochs map[int]int64) (lanes, numbers any) {
+	ordered := slices.Sorted(maps.Keys(epochs))
+	values := make([]int64, len(ordered))
+	for i, lane := range ordered {
+		values[i] = epochs[lane]
+	}
+	return smallints(ordered), pq.Array(values)
 }

@@ -17,7 +17,7 @@ type sqlite struct {
 	db *sql.DB
 	q  struct {
 		BeatWorker, BeatLeases, Held, Census, Take, Expire             string
-		ExpireWorker                                                   string
+		ExpireWorker, ReleaseAll                                       string
 		ExpireFormer, DeleteFormer, Release, Leave, Guard, Fence       string
 		SetAlone, ClearAlone, ClearCrashes                             string
 		Keys, TopicsDue, Heads, Rows, Find, ReadPiece, Commands        string

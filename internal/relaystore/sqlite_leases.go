@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/database"
@@ -82,10 +83,14 @@ func (s *sqlite) Take(ctx context.Context, owner string, lanes []int, most int, 
 }
 
 // Release implements [Leases].
-func (s *sqlite) Release(ctx context.Context, owner string, lanes, unsure []int) error {
+func (s *sqlite) Release(ctx context.Context, owner string, epochs map[int]int64, unsure []int) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, s.q.Release, owner, jsonArray(lanes), jsonArray(unsure))
-		return err
+		for lane, epoch := range epochs {
+			if _, err := tx.ExecContext(ctx, s.q.Release, owner, lane, epoch, slices.Contains(unsure, lane)); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
@@ -94,8 +99,11 @@ func (s *sqlite) Release(ctx context.Context, owner string, lanes, unsure []int)
 func (s *sqlite) Flush(context.Context, string) error { return nil }
 
 // Leave implements [Leases].
-func (s *sqlite) Leave(ctx context.Context, owner string) error {
+func (s *sqlite) Leave(ctx context.Context, owner string, sure []int) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, s.q.ReleaseAll, owner, jsonArray(sure)); err != nil {
+			return err
+		}
 		_, err := tx.ExecContext(ctx, s.q.Leave, owner)
 		return err
 	})

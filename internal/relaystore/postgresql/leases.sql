@@ -151,14 +151,22 @@ where lane in (
 );
 
 -- name: release
--- By primary key. Only what is still the owner's.
-update {{relay_leases}}
+-- By primary key. Only what is still the owner's, in the same epoch: the answer to an earlier
+-- release may have been lost, and the lane taken again.
+update {{relay_leases}} l
 set owner = '', suspect = null, lease_until = clock_timestamp(),
-	unsure_until = case when lane = any ($3::smallint[]) then greatest(unsure_until, clock_timestamp() + interval '1 minute') else unsure_until end
-where owner = $1 and lane = any ($2::smallint[]);
+	unsure_until = case when l.lane = any ($4::smallint[]) then greatest(l.unsure_until, clock_timestamp() + interval '1 minute') else l.unsure_until end
+from unnest($2::smallint[], $3::bigint[]) as r (lane, epoch)
+where l.owner = $1 and l.lane = r.lane and l.epoch = r.epoch;
 
 -- name: leave
--- By primary key.
+-- scans: relay_leases: it has 33 rows
+with freed as (
+	update {{relay_leases}}
+	set owner = '', suspect = null, lease_until = clock_timestamp(),
+		unsure_until = case when lane = any ($2::smallint[]) then unsure_until else greatest(unsure_until, clock_timestamp() + interval '1 minute') end
+	where owner = $1
+)
 delete from {{relay_workers}} where owner = $1;
 
 -- name: set_durable

@@ -97,16 +97,23 @@ where lease_until > cast(unixepoch('subsec') * 1000000 as integer) and owner in 
 delete from {{relay_workers}} where name = ?2 and owner <> ?1;
 
 -- name: release
--- Only what is still the owner's.
+-- By primary key. Only what is still the owner's, in the same epoch: the answer to an earlier
+-- release may have been lost, and the lane taken again.
+update {{relay_leases}}
+set owner = '', suspect = null, lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1,
+	unsure_until = iif(?4, max(coalesce(unsure_until, 0), cast(unixepoch('subsec') * 1000000 as integer) + 60000000), unsure_until)
+where owner = ?1 and lane = ?2 and epoch = ?3;
+
+-- name: release_all
 -- scans: relay_leases: it has 33 rows
 update {{relay_leases}}
 set owner = '', suspect = null, lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1,
 	unsure_until = iif(
-		lane in (select value from json_each(?3)),
-		max(coalesce(unsure_until, 0), cast(unixepoch('subsec') * 1000000 as integer) + 60000000),
-		unsure_until
+		lane in (select value from json_each(?2)),
+		unsure_until,
+		max(coalesce(unsure_until, 0), cast(unixepoch('subsec') * 1000000 as integer) + 60000000)
 	)
-where owner = ?1 and lane in (select value from json_each(?2));
+where owner = ?1;
 
 -- name: leave
 -- Also deletes workers that died an hour ago.
