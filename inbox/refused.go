@@ -49,7 +49,7 @@ func (in *Inbox) refuseLetter(ctx context.Context, w *work, letter *dlqstore.Let
 	result, done := in.refused.gather.Do(detached, &group.Member[*dlqstore.Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
 	err := result.err
 	// The context of a group is canceled once the time of all its members is up.
-	if ended := detached.Err(); ended != nil && (!done || errors.Is(err, context.Canceled)) {
+	if ended := detached.Err(); ended != nil && (!done || sqlerr.Canceled(err)) {
 		err = ended
 	}
 	if err != nil {

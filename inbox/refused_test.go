@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -210,18 +212,18 @@ func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
 	})
 }
 
-// A refusal that met silence says that its time is up, also though it was written in a group, whose context is
+// A refusal that took too long says that its time is up, also though it was written in a group, whose context is
 // canceled then: nobody canceled anything.
 func TestRefused_SaysThatItsTimeIsUp(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
-	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.DeadLetters = p.letterStore(t) })
-	refuse := func(id string) error {
-		return in.Refuse(inbox.ContextWithDelivery(t.Context(), topical{topic: "orders"}), message.NewMessage(id, nil), errUndo)
-	}
-	expectNoError(t, refuse("before"))
-	proxy.Silence(testserver.Containing("dead_letters"), 1)
-	if err := refuse("a"); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		t.Errorf("the refusal that met silence: %v", err)
+	in := p.inbox(t, func(cfg *inbox.Config) { cfg.DeadLetters = p.letterStore(t) })
+	p.exec(t, `create function take_long() returns trigger language plpgsql as $$ begin perform pg_sleep(600); return new; end $$`)
+	resolved, err := database.Resolve(p.db, p.cfg)
+	expectNoError(t, err)
+	p.exec(t, resolved.Expand(`create trigger take_long before insert on {{dead_letters}} for each row execute function take_long()`))
+	err = in.Refuse(inbox.ContextWithDelivery(t.Context(), topical{topic: "orders"}), message.NewMessage("a", nil), errUndo)
+	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), errUndo.Error()) {
+		t.Errorf("the refusal that took too long: %v", err)
 	}
 }

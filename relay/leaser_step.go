@@ -121,7 +121,7 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 
 // renewed passes the database's answer on its lanes to the loop.
 func (s *leaser) renewed(ctx context.Context, have holding, held map[int]relaystore.Renewal, trusted time.Time) {
-	if _, mine := held[relaystore.UpkeepLane]; !mine {
+	if held[relaystore.UpkeepLane].Epoch != s.upkeepLease.held() {
 		s.upkeepLease.hold(0)
 	}
 	var lost []int

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -247,11 +248,13 @@ func TestLeaser_KeepsItsLanesAfterAnOutageForAll(t *testing.T) {
 // keptLeases is the database of a worker that gives its lanes back. At first it cannot.
 type keptLeases struct {
 	lateLeases
-	failing bool
-	sure    []int // when it left
+	failing  bool
+	released map[int]int64 // last
+	sure     []int         // when it left
 }
 
-func (s *keptLeases) Release(context.Context, string, map[int]int64, []int) error {
+func (s *keptLeases) Release(_ context.Context, _ string, epochs map[int]int64, _ []int) error {
+	s.released = epochs
 	if s.failing {
 		return errors.New("connection reset")
 	}
@@ -264,11 +267,12 @@ func (s *keptLeases) Leave(_ context.Context, _ string, sure []int) error {
 }
 
 // A worker that stops drops a lane, and its release fails. With it went what was known of the lane: a message of it
-// may have been delivered. When the worker leaves, it gives the lane back as one of which nobody knows.
+// may have been delivered. When the worker leaves, it gives the lane back as one of which nobody knows, and so a lane
+// with a message that has no answer.
 func TestLeaser_LeavesALaneThatItCouldNotReleaseAsUnsure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const number = 3
+		const number, unanswered = 3, 5
 		store := &keptLeases{failing: true}
 		s, stop := store.leaser(15 * time.Second)
 		defer stop()
@@ -278,14 +282,40 @@ func TestLeaser_LeavesALaneThatItCouldNotReleaseAsUnsure(t *testing.T) {
 				e.hold(n, relaystore.Taken{Epoch: 1}, now.Add(time.Hour))
 			}
 			e.drain(number)
+			e.lanes[unanswered].unsureUntil = now
 		})
 		if err := s.step(t.Context()); err == nil {
 			t.Fatal("the lane was released: the test shows nothing")
 		}
 		store.failing = false
 		s.leave(t.Context())
-		if len(store.sure) != outbox.Lanes || store.sure[0] != relaystore.UpkeepLane || slices.Contains(store.sure, number) {
+		if len(store.sure) != outbox.Lanes-1 || store.sure[0] != relaystore.UpkeepLane || slices.Contains(store.sure, number) || slices.Contains(store.sure, unanswered) {
 			t.Errorf("given back as sure are %v", store.sure)
+		}
+	})
+}
+
+// A server that was promoted has lost a takeover of the upkeep, and says that the worker holds it since an earlier
+// one. Under the epoch that the worker knows, every call of the upkeep would be refused.
+func TestLeaser_GivesBackAnUpkeepOfAnotherEpoch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &keptLeases{}
+		s, stop := store.leaser(15 * time.Second)
+		defer stop()
+		s.leases = store
+		for _, known := range []int64{4, 3} {
+			s.upkeepLease.hold(known)
+			store.released = nil
+			have, _ := s.holding(t.Context())
+			held := map[int]relaystore.Renewal{relaystore.UpkeepLane: {Epoch: 3, Renewed: true}}
+			s.renewed(t.Context(), have, held, time.Now())
+			if err := s.releaseStray(t.Context(), have, held); err != nil {
+				t.Fatal(err)
+			}
+			if kept := s.upkeepLease.held() == known; kept != (known == 3) || kept == maps.Equal(store.released, map[int]int64{relaystore.UpkeepLane: 3}) {
+				t.Errorf("known is epoch %d: kept %v, released %v", known, kept, store.released)
+			}
 		}
 	})
 }

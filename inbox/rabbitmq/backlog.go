@@ -267,6 +267,43 @@ func (s *subscription) awaitNoLonger(now time.Time) {
 	}
 }
 
+// gather takes in what arrives, until what was given back is here again: only then the queue has
+// the messages of each key in order for its next active consumer. Nothing is handed out, and what
+// never comes is waited for once.
+func (s *subscription) gather(current *session) {
+	settings := s.owner.settings
+	if current == nil || !settings.singleActive() {
+		return
+	}
+	enough := time.NewTimer(min(s.maxWait(), settings.CloseTimeout))
+	defer enough.Stop()
+	for s.awaits() {
+		select {
+		case d, open := <-current.deliveries:
+			if !open {
+				return
+			}
+			s.accept(current, d)
+		case d := <-current.others:
+			s.accept(current, d)
+		case <-s.outcomes.wake:
+			s.settle()
+		case <-enough.C:
+			return
+		}
+	}
+}
+
+// awaits reports whether something that was given back has not come again.
+func (s *subscription) awaits() bool {
+	for _, l := range s.lanes {
+		if len(l.awaited) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // returned gives one delivery back.
 func (p *delivery) returned() {
 	if p.cancel != nil {

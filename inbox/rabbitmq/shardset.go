@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -39,13 +40,7 @@ func (s *Subscriber) subscribeShards(ctx context.Context, topic string) (<-chan 
 	if err := s.hold(); err != nil {
 		return nil, err
 	}
-	set := &shardSet{
-		owner:  s,
-		topic:  topic,
-		out:    make(chan *message.Message),
-		slots:  make(chan struct{}, s.settings.topology.Consume.Qos.PrefetchCount),
-		shards: make(map[int]*subscription),
-	}
+	set := s.newShardSet(topic)
 	members, err := set.begin(ctx)
 	if err != nil {
 		s.group.Done()
@@ -56,6 +51,16 @@ func (s *Subscriber) subscribeShards(ctx context.Context, topic string) (<-chan 
 		set.run(ctx, members)
 	}()
 	return set.out, nil
+}
+
+func (s *Subscriber) newShardSet(topic string) *shardSet {
+	return &shardSet{
+		owner:  s,
+		topic:  topic,
+		out:    make(chan *message.Message),
+		slots:  make(chan struct{}, s.settings.topology.Consume.Qos.PrefetchCount),
+		shards: make(map[int]*subscription),
+	}
 }
 
 func (s *Subscriber) initializeShards(topic string) error {
@@ -192,8 +197,7 @@ func (set *shardSet) run(ctx context.Context, members []member) {
 		}
 	}()
 	for {
-		set.consume(ctx, members)
-		if ctx.Err() != nil {
+		if drained := set.consume(ctx, members); !drained || ctx.Err() != nil {
 			return
 		}
 		// The previous shards do not exist any more, so everything in them was settled, by
@@ -202,32 +206,43 @@ func (set *shardSet) run(ctx context.Context, members []member) {
 		set.owner.settings.Logger.InfoContext(ctx, "previous shards are drained; consuming the new ones", "topic", set.topic, "shards", set.layout.count)
 		var err error
 		if members, err = retried(ctx, set, func() ([]member, error) { return set.beginLast(ctx) }); err != nil {
-			return // ctx has ended
+			return // ctx has ended, or the subscriber is closed
 		}
 	}
 }
 
-// consume keeps all shards of the layout until ctx ends or none of them exists.
-func (set *shardSet) consume(ctx context.Context, members []member) {
+// consume keeps all shards of the layout until ctx ends, the subscriber is closed, or none of them
+// exists, which it reports.
+func (set *shardSet) consume(ctx context.Context, members []member) (drained bool) {
 	ctx, stop := context.WithCancel(ctx)
 	var balancing sync.WaitGroup
 	balancing.Go(func() { set.balance(ctx) })
 	var keeping sync.WaitGroup
+	var gone atomic.Int64
 	for _, m := range members {
-		keeping.Go(func() { set.keep(ctx, m) })
+		keeping.Go(func() {
+			if set.keep(ctx, m) {
+				gone.Add(1)
+			}
+		})
 	}
 	keeping.Wait()
 	stop()
 	balancing.Wait()
+	return int(gone.Load()) == len(members)
 }
 
-// keep consumes from one shard. When it is handed over, it gets in line again.
-func (set *shardSet) keep(ctx context.Context, m member) {
+// keep consumes from one shard. When it is handed over, it gets in line again. It reports whether
+// the shard is gone, with another layout to come.
+func (set *shardSet) keep(ctx context.Context, m member) (gone bool) {
 	for {
 		m.sub.run(ctx, m.first)
 		set.end(m)
-		if ctx.Err() != nil || m.sub.shard.gone && set.next != nil {
-			return
+		if m.sub.shard.gone && set.next != nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
 		}
 		var err error
 		m, err = retried(ctx, set, func() (member, error) {
@@ -237,13 +252,13 @@ func (set *shardSet) keep(ctx context.Context, m member) {
 			}
 			return again, err
 		})
-		if err != nil {
-			return // ctx has ended, or the shard is gone
+		if err != nil { // ctx has ended, the subscriber is closed, or the shard is gone
+			return set.next != nil && errors.Is(err, errShardGone)
 		}
 	}
 }
 
-// retried calls open until it succeeds, ctx ends, or the shard is drained.
+// retried calls open until it succeeds, ctx ends, the subscriber is closed, or the shard is drained.
 func retried[T any](ctx context.Context, set *shardSet, open func() (T, error)) (T, error) {
 	settings := set.owner.settings
 	wait := settings.conn.Backoff

@@ -113,6 +113,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	if s.shard == nil {
 		close(s.out)
 	}
+	s.gather(current)
 	s.drain(ctx, handling, current)
 	giveUp()
 	close(s.abandon)

@@ -160,8 +160,10 @@ func (s setup) run(t *testing.T, of suite, binary string) {
 	}
 	before := s.crashes()
 	cmd, out, err := s.start(t, of.name, binary, args)
-	if err != nil && s.crashes() > before {
-		t.Logf("%s: PgBouncer has died; once more", of.name)
+	// PgBouncer 1.18 may take a client for another one that canceled a statement before, and close it, or die
+	// (https://github.com/pgbouncer/pgbouncer/issues/801).
+	if err != nil && (s.crashes() > before || bytes.Contains(out, []byte("successfully sent cancel request"))) {
+		t.Logf("%s: PgBouncer has died, or closed a client instead of another; once more", of.name)
 		cmd, out, err = s.start(t, of.name, binary, args)
 	}
 	switch n := len(passed.FindAll(out, -1)); {

@@ -144,6 +144,11 @@ func TestLeases_AMessageAloneInFlightIsHandedOver(t *testing.T) {
 		expectErr(t, s.Release(t.Context(), "d", map[int]int64{1: 7}, []int{1}), nil)
 		s.awaitExpired(t, 1)
 		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 8}})
+		// The same of a worker that leaves.
+		expectErr(t, s.SetAlone(t.Context(), Fence{1, "e", 8}, 45), nil)
+		expectErr(t, s.Leave(t.Context(), "e", nil), nil)
+		s.awaitExpired(t, 1)
+		s.expectTaken(t, "f", map[int]Taken{1: {Epoch: 9}})
 	})
 }
 

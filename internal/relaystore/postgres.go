@@ -15,18 +15,18 @@ import (
 type postgres struct {
 	db *sql.DB
 	q  struct {
-		Beat, Census, Take, Expire, ExpireFormer, Release, Leave         string
-		SetDurable, Touch, CommitInFull, Guard, Fence                    string
-		SetAlone, ClearCrashes                                           string
-		Keys, TopicsDue, Due, ReadPiece, Find, Commands, DeadLetterKeys  string
-		FindOtherTopics                                                  string
-		Retry, RetryAgain, Postpone, DeadLetter, DeadLetterRetrying      string
-		HoldKey, Follow, Replay, Discard                                 string
-		Remove, RemoveIntoHistory, CloseDeadLetters, PromoteHeads        string
-		HighestID, DeadLettersBehind, LockDeadLetters, RepairDeadLetters string
-		RetryNow, RetryKeyNow                                            string
-		Waiting, Owners, Workers                                         string
-		Retrying, RetryingTopic, RetryingKey                             string
+		Beat, Census, Take, Expire, ExpireFormer, Release, ReleaseAll, Leave string
+		SetDurable, Touch, CommitInFull, Guard, Fence                        string
+		SetAlone, ClearCrashes                                               string
+		Keys, TopicsDue, Due, ReadPiece, Find, Commands, DeadLetterKeys      string
+		FindOtherTopics                                                      string
+		Retry, RetryAgain, Postpone, DeadLetter, DeadLetterRetrying          string
+		HoldKey, Follow, Replay, Discard                                     string
+		Remove, RemoveIntoHistory, CloseDeadLetters, PromoteHeads            string
+		HighestID, DeadLettersBehind, LockDeadLetters, RepairDeadLetters     string
+		RetryNow, RetryKeyNow                                                string
+		Waiting, Owners, Workers                                             string
+		Retrying, RetryingTopic, RetryingKey                                 string
 	}
 }
 

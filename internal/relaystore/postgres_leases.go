@@ -87,9 +87,12 @@ func (s *postgres) Flush(ctx context.Context, owner string) error {
 	return nil
 }
 
-// Leave implements [Leases].
+// Leave implements [Leases]. The lanes are free though somebody has locked the row of the worker.
 func (s *postgres) Leave(ctx context.Context, owner string, sure []int) error {
-	_, err := s.db.ExecContext(ctx, s.q.Leave, owner, smallints(sure))
+	if _, err := s.db.ExecContext(ctx, s.q.ReleaseAll, owner, smallints(sure)); err != nil {
+		return err
+	}
+	_, err := s.db.ExecContext(ctx, s.q.Leave, owner)
 	return err
 }
 

@@ -159,14 +159,15 @@ set owner = '', suspect = null, lease_until = clock_timestamp(),
 from unnest($2::smallint[], $3::bigint[]) as r (lane, epoch)
 where l.owner = $1 and l.lane = r.lane and l.epoch = r.epoch;
 
--- name: leave
+-- name: release_all
 -- scans: relay_leases: it has 33 rows
-with freed as (
-	update {{relay_leases}}
-	set owner = '', suspect = null, lease_until = clock_timestamp(),
-		unsure_until = case when lane = any ($2::smallint[]) then unsure_until else greatest(unsure_until, clock_timestamp() + interval '1 minute') end
-	where owner = $1
-)
+update {{relay_leases}}
+set owner = '', suspect = null, lease_until = clock_timestamp(),
+	unsure_until = case when lane = any ($2::smallint[]) then unsure_until else greatest(unsure_until, clock_timestamp() + interval '1 minute') end
+where owner = $1;
+
+-- name: leave
+-- By primary key.
 delete from {{relay_workers}} where owner = $1;
 
 -- name: set_durable
