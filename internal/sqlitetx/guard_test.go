@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -36,7 +37,7 @@ var losses = map[string]func(t *testing.T, tx *sql.Tx) error{
 // interrupts cancel the statements of tests, by the names of those, once they run: one that has not begun loses nothing.
 var interrupts sync.Map
 
-func init() {
+func TestMain(m *testing.M) {
 	sqlite.MustRegisterScalarFunction("interrupt_now", 1, func(_ *sqlite.FunctionContext, args []driver.Value) (driver.Value, error) {
 		cancel, ok := interrupts.Load(args[0])
 		if !ok {
@@ -45,6 +46,7 @@ func init() {
 		cancel.(context.CancelFunc)()
 		return int64(1), nil
 	})
+	os.Exit(m.Run())
 }
 
 func TestBeginTx_NothingCommitsAloneWhenTheTransactionIsLost(t *testing.T) {
