@@ -194,12 +194,34 @@ func (s *subscription) cancelMore(ctx context.Context, o *session, first int) er
 	}
 }
 
+// waitedLong reports whether a delivery that is not being handled has waited for nearly
+// Config.AckTimeout.
+func (s *subscription) waitedLong(now time.Time) bool {
+	old := func(p *delivery) bool { return s.isOld(p, now) }
+	for p := range s.delayed {
+		if old(p) {
+			return true
+		}
+	}
+	for _, l := range s.lanes {
+		if slices.ContainsFunc(l.waiting, old) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.ready, old)
+}
+
+func (s *subscription) isOld(p *delivery, now time.Time) bool {
+	return now.Sub(p.arrived) > s.owner.settings.AckTimeout*8/10
+}
+
 // giveBack returns deliveries to the queue that are not being handled and have waited for
 // nearly Config.AckTimeout, each with all of its lane, in order. Deliveries of other lanes
-// are not affected. Returned deliveries come again at once, with the full time.
+// are not affected. Returned deliveries come again, with the full time: from a quorum queue
+// behind all others that are in it, so a single active consumer would hand out later messages
+// of their keys first.
 func (s *subscription) giveBack(now time.Time) {
-	most := s.owner.settings.AckTimeout * 8 / 10
-	old := func(p *delivery) bool { return now.Sub(p.arrived) > most }
+	old := func(p *delivery) bool { return s.isOld(p, now) }
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
@@ -229,18 +251,18 @@ func (s *subscription) giveBack(now time.Time) {
 func (s *subscription) returnLane(l *lane, now time.Time) {
 	var positions []position
 	if _, handedOut := s.handedOut[l.head]; l.head != nil && !handedOut {
-		positions = append(positions, position{id: l.head.id, delivery: l.head})
+		positions = append(positions, position{l.head.id, l.head})
 		delete(s.delayed, l.head)
 		l.head = nil
 	}
 	for _, p := range l.waiting {
-		positions = append(positions, position{id: p.id, delivery: p})
+		positions = append(positions, position{p.id, p})
 	}
 	positions = append(positions, l.awaited...)
 	for i, at := range positions {
 		if at.delivery != nil {
 			at.delivery.returned()
-			positions[i].delivery, positions[i].behind = nil, false
+			positions[i].delivery = nil
 		}
 	}
 	l.waiting, l.awaited = nil, positions
@@ -265,43 +287,6 @@ func (s *subscription) awaitNoLonger(now time.Time) {
 			s.advance(l)
 		}
 	}
-}
-
-// gather takes in what arrives, until what was given back is here again: only then the queue has
-// the messages of each key in order for its next active consumer. Nothing is handed out, and what
-// never comes is waited for once.
-func (s *subscription) gather(current *session) {
-	settings := s.owner.settings
-	if current == nil || !settings.singleActive() {
-		return
-	}
-	enough := time.NewTimer(min(s.maxWait(), settings.CloseTimeout))
-	defer enough.Stop()
-	for s.awaits() {
-		select {
-		case d, open := <-current.deliveries:
-			if !open {
-				return
-			}
-			s.accept(current, d)
-		case d := <-current.others:
-			s.accept(current, d)
-		case <-s.outcomes.wake:
-			s.settle()
-		case <-enough.C:
-			return
-		}
-	}
-}
-
-// awaits reports whether something that was given back has not come again.
-func (s *subscription) awaits() bool {
-	for _, l := range s.lanes {
-		if len(l.awaited) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // returned gives one delivery back.

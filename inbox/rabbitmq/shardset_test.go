@@ -10,7 +10,7 @@ import (
 )
 
 // A subscriber that is closed consumes no more from shards that still exist. Were they taken for drained, it would go
-// on to the next layout, before what they hold was handled, or there is none, and the process would panic.
+// on to the next layout; there may be none, and the process would panic.
 func TestShardSet_IsNotDrainedWhenItsSubscriberIsClosed(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)

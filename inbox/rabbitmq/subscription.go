@@ -113,7 +113,6 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	if s.shard == nil {
 		close(s.out)
 	}
-	s.gather(current)
 	s.drain(ctx, handling, current)
 	giveUp()
 	close(s.abandon)
@@ -219,10 +218,15 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			}
 		case <-aging.C:
 			s.giveUp(time.Now().Add(-settings.AckTimeout))
-			if s.stuck(time.Now()) {
-				return errStuck // all goes back together, in order
+			// With the channel all goes back together, in order.
+			switch now := time.Now(); {
+			case s.stuck(now):
+				return errStuck
+			case !settings.singleActive():
+				s.giveBack(now)
+			case s.waitedLong(now):
+				return errWaitedLong
 			}
-			s.giveBack(time.Now())
 		}
 	}
 }
@@ -293,13 +297,8 @@ func (s *subscription) lineUp(p *delivery) {
 		s.lanes[name] = l
 	}
 	p.lane = l
-	switch awaited := len(l.awaited); {
-	case l.enqueue(p):
+	if l.enqueue(p) {
 		l.until = time.Now().Add(s.maxWait())
-	case len(l.awaited) > awaited && s.owner.settings.singleActive():
-		// A quorum queue keeps the order of deliveries, not that of messages, for its next
-		// active consumer.
-		l.giveBackLast()
 	}
 	if l.head == nil {
 		s.advance(l)
