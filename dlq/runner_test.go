@@ -27,8 +27,11 @@ func TestRunner_GoesOnAndEndsWhenTheServerFallsSilent(t *testing.T) {
 			ended := make(chan error, 1)
 			proxy.Silence(testserver.Containing(statement), 1)
 			go func() { ended <- runner.Run(ctx) }()
-			job, err := p.StartJob(t.Context(), dlq.JobPlan{}, ada)
-			must(t, err)
+			var job *dlq.Job
+			testserver.Eventually(t, "a job starts", func() bool { // a slow machine is idle in a transaction for too long
+				job, err = p.StartJob(t.Context(), dlq.JobPlan{}, ada)
+				return err == nil
+			})
 			begin := time.Now()
 			for {
 				j, err := p.Job(t.Context(), job.ID)

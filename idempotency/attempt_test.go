@@ -396,7 +396,7 @@ func TestTxMiddleware_NothingCommitsAfterItsTime(t *testing.T) {
 func TestTxMiddleware_TimeEndsBeforeTheCommit(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
-	engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 500*time.Millisecond, time.Second })
+	engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 4*time.Second, 5*time.Second })
 	locker, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

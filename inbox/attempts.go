@@ -140,6 +140,8 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	if cause := err; cause != nil && in.cfg.Classify != nil && result == outcomeHandlerFailed {
 		if panicked := nopanic.Call(func() error { err = in.cfg.Classify(cause); return nil }); panicked != nil {
 			err = errors.Join(cause, panicked)
+		} else if err == nil { // the transaction was rolled back all the same
+			err = cause
 		}
 	}
 	f = fateOf(ctx, result, err)

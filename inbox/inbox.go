@@ -96,8 +96,8 @@ type Config struct {
 	Retry Retry
 
 	// Classify inspects every error of a handler and may mark it; see Permanent, RetryAfter
-	// and Unavailable. It returns the error, wrapped or not, and never nil. Default: errors
-	// keep the marks that the handler gave them.
+	// and Unavailable. It returns the error, wrapped or not; nil leaves it as it is. Default:
+	// errors keep the marks that the handler gave them.
 	Classify func(error) error
 
 	// Retention is how long ids are kept. With DeadLetters, a message created longer ago

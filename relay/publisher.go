@@ -106,6 +106,8 @@ type publishJob struct {
 var (
 	errSinkStopped = errors.New("the sink is not running")
 	errSinkRunning = errors.New("the sink of the publisher is already running; make one for each Run")
+
+	errEndedGoroutine = errors.New("Publish ended its goroutine")
 )
 
 // MaxInFlight keeps a slow publisher from being handed more than it can publish before
@@ -241,11 +243,13 @@ func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *pu
 		return Unavailable(context.DeadlineExceeded)
 	default:
 	}
-	c := &publishCall{message: m, done: job.done, returned: make(chan struct{})}
+	c := &publishCall{message: m, done: job.done, err: errEndedGoroutine, returned: make(chan struct{})}
 	go func() { // awaited below, or by awaitCall
-		defer close(c.returned)
+		defer func() {
+			<-s.calls
+			close(c.returned)
+		}()
 		c.err = nopanic.Call(func() error { return s.publisher.Publish(m.Topic, m.Watermill()) })
-		<-s.calls
 	}()
 	select {
 	case <-c.returned:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,8 +76,11 @@ func TestFromPublisher_DeliversToGoChannel(t *testing.T) {
 	})
 }
 
-// errPanic makes a publisher panic.
-var errPanic = errors.New("panic")
+// These make a publisher panic, or end its goroutine.
+var (
+	errPanic  = errors.New("panic")
+	errGoexit = errors.New("goexit")
+)
 
 func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	t.Parallel()
@@ -90,10 +94,14 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 		}
 		calls.Add(1)
 		if err, ok := errs.LoadAndDelete(m.UUID); ok {
-			if errors.Is(err.(error), errPanic) {
+			switch err := err.(error); {
+			case errors.Is(err, errPanic):
 				panic(err)
+			case errors.Is(err, errGoexit):
+				runtime.Goexit()
+			default:
+				return err
 			}
-			return err.(error)
 		}
 		w.note("publisher", m)
 		return nil
@@ -101,7 +109,7 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	// One lane for each, so that no success in between makes it try sooner.
 	cause := errors.New("cause")
 	var all []*message.Message
-	for i, err := range []error{cause, relay.Refused(cause), relay.Unavailable(cause), fmt.Errorf("wrapped: %w", relay.Refused(cause)), errPanic} {
+	for i, err := range []error{cause, relay.Refused(cause), relay.Unavailable(cause), fmt.Errorf("wrapped: %w", relay.Refused(cause)), errPanic, errGoexit} {
 		msgs := keyed(keysOfLane(i, 1)[0], 0, 3)
 		errs.Store(msgs[1].UUID, err)
 		all = append(all, msgs...)
@@ -110,12 +118,12 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	commit(t, box, all...)
 	p.awaitNothingOwed(t)
 	w.check(t, all, 0)
-	for outcome, want := range map[string]int{"confirmed": len(all), "unknown": 2, "refused": 2, "unavailable": 1} {
+	for outcome, want := range map[string]int{"confirmed": len(all), "unknown": 3, "refused": 2, "unavailable": 1} {
 		if n := r.outcomes(t, outcome); n != want {
 			t.Errorf("%d counted as %s, want %d", n, outcome, want)
 		}
 	}
-	if n := int(calls.Load()); n != len(all)+5 {
+	if n := int(calls.Load()); n != len(all)+6 {
 		t.Errorf("%d calls, want one for each message and one more for each failure", n)
 	}
 }

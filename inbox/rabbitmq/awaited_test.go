@@ -27,7 +27,7 @@ func TestSubscription_AwaitsNobodyForEver(t *testing.T) {
 			t.Fatal(err)
 		}
 		settings.Key = func(*message.Message) string { return "k" }
-		s := newSubscription(&Subscriber{settings: settings}, "orders")
+		s := newSubscription(&Subscriber{settings: settings}, "orders", "orders", "")
 		o := &session{next: 1, early: map[uint64]amqp.Delivery{}}
 		var given, seen nacks
 		tag := uint64(0)

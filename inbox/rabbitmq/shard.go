@@ -42,8 +42,8 @@ type shard struct {
 }
 
 func (s *Subscriber) newShard(topic, queue string, out chan *message.Message, slots chan struct{}, next *layout) *subscription {
-	sub := newSubscription(s, topic)
-	sub.queue, sub.out = queue, out
+	sub := newSubscription(s, topic, queue, "") // its exchanges are those of the layout
+	sub.out = out
 	sub.shard = &shard{next: next, slots: slots, yield: make(chan struct{})}
 	return sub
 }

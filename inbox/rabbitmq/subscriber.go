@@ -22,6 +22,7 @@ type Subscriber struct {
 	publishing *connector
 	depths     *depths
 	closing    chan struct{}
+	ending     sync.Once // Close
 
 	mu        sync.Mutex
 	closed    bool
@@ -116,20 +117,17 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 // acknowledgements and the connection is closed. Messages that were not acknowledged are
 // in their queue again. Another call waits for the same.
 func (s *Subscriber) Close() error {
-	s.mu.Lock()
-	first := !s.closed
-	s.closed = true
-	s.mu.Unlock()
-	if first {
+	s.ending.Do(func() {
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
 		close(s.closing)
-	}
-	s.group.Wait()
-	if first {
+		s.group.Wait()
 		s.connector.close()
 		s.publishing.close()
 		s.depths.asking.close()
 		_ = s.depths.registration.Unregister() // it ends with its provider
-	}
+	})
 	return nil
 }
 
@@ -154,7 +152,8 @@ func (s *Subscriber) begin(topic string) (*subscription, error) {
 	if err := s.hold(); err != nil {
 		return nil, err
 	}
-	return newSubscription(s, topic), nil
+	topology := s.settings.topology
+	return newSubscription(s, topic, topology.Queue.GenerateName(topic), topology.Exchange.GenerateName(topic)), nil
 }
 
 // hold makes Close wait until group.Done is called.

@@ -39,13 +39,12 @@ type subscription struct {
 	malformed repeats.Series // deliveries that stay
 }
 
-func newSubscription(owner *Subscriber, topic string) *subscription {
-	topology := owner.settings.topology
+func newSubscription(owner *Subscriber, topic, queue, exchange string) *subscription {
 	return &subscription{
 		owner:     owner,
 		topic:     topic,
-		queue:     topology.Queue.GenerateName(topic),
-		exchange:  topology.Exchange.GenerateName(topic),
+		queue:     queue,
+		exchange:  exchange,
 		out:       make(chan *message.Message),
 		delayed:   make(map[*delivery]struct{}),
 		lanes:     make(map[string]*lane),

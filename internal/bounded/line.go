@@ -55,7 +55,7 @@ func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions
 		return tx, false, err
 	}
 	// The end of a context would not do: lib/pq then asks the server to cancel, and waits.
-	hangUp := time.AfterFunc(wait, func() { l.closeSocket(driverConn) })
+	hangUp := time.AfterFunc(wait, func() { l.closeSocket(conn) })
 	tx, err = conn.BeginTx(ctx, options)
 	if hangUp.Stop() {
 		return tx, false, err
@@ -247,18 +247,18 @@ func (l *Line) discard() {
 	}
 }
 
-// closeSocket closes a driver's connection, if it is still that of the line and not closed
-// yet. This ends a call in progress on it.
-func (l *Line) closeSocket(driverConn any) {
+// closeSocket closes the driver's connection of conn, if that is still the line's and not closed
+// yet. This ends a call in progress on it. (Two connections of a driver cannot be compared: a wrapper
+// may be a struct with functions.)
+func (l *Line) closeSocket(conn *sql.Conn) {
 	l.mu.Lock()
-	current := driverConn == l.driver
-	if current {
+	driverConn := l.driver
+	if conn != l.conn {
+		driverConn = nil
+	} else {
 		l.driver = nil
 	}
 	l.mu.Unlock()
-	if !current {
-		return
-	}
 	if socket := socketOf(driverConn); socket != nil {
 		_ = socket.Close() // nobody waits for it
 	}
@@ -288,10 +288,10 @@ func (l *Line) hangUp() {
 		return
 	}
 	l.mu.Lock()
-	driverConn := l.driver
+	conn := l.conn
 	l.down = true
 	l.mu.Unlock()
-	l.closeSocket(driverConn)
+	l.closeSocket(conn)
 }
 
 // HungUp reports whether the connection was closed because a use of it did not return in

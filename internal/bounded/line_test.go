@@ -58,6 +58,44 @@ func TestLine_DropsABrokenConnection(t *testing.T) {
 	})
 }
 
+// traced is a driver whose connections are those of a wrapper that cannot be compared: structs with functions. They
+// answer no COMMIT.
+type traced struct{ broken }
+
+type tracedConn struct {
+	*brokenConn
+	trace func()
+}
+
+func (d *traced) Connect(context.Context) (driver.Conn, error) {
+	return tracedConn{&brokenConn{d.opened.Add(1)}, func() {}}, nil
+}
+
+func (c tracedConn) Begin() (driver.Tx, error) { return c, nil }
+func (c tracedConn) Commit() error {
+	time.Sleep(1500 * time.Millisecond) // longer than a call is waited for
+	return driver.ErrBadConn
+}
+
+// A connection may be given up whatever its driver's looks like.
+func TestLine_HangsUpAConnectionThatCannotBeCompared(t *testing.T) {
+	t.Parallel()
+	db := sql.OpenDB(&traced{})
+	defer db.Close()
+	calls := bounded.New(1)
+	_, err := bounded.Do(t.Context(), calls, time.Millisecond, func(ctx context.Context) (bool, error) {
+		tx, err := bounded.LineOf(ctx).BeginTx(context.WithoutCancel(ctx), db, nil)
+		if err != nil {
+			return false, err
+		}
+		return true, tx.Commit()
+	})
+	if !errors.Is(err, bounded.ErrAbandoned) {
+		t.Errorf("got %v", err)
+	}
+	<-calls.Idle()
+}
+
 // pinged is a driver that pings a connection before it is used again, as pgx does. The server of
 // the first connections, up to frozen, gives no answer.
 type pinged struct {
