@@ -376,7 +376,7 @@ func TestTxMiddleware_OnCommitFollowsEachCommit(t *testing.T) {
 func TestTxMiddleware_NothingCommitsAfterItsTime(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		handler := p.engine(t, func(c *idempotency.Config) {
-			c.Keys.Optional, c.Timeout = true, 500*time.Millisecond
+			c.Keys.Optional, c.Timeout = true, 3*time.Second
 		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := addNamed(r.Context(), "late"); err != nil {
 				t.Log(err) // its time was up before

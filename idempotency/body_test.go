@@ -157,13 +157,13 @@ func TestMiddleware_ComparesTheWholeRequest(t *testing.T) {
 // A handler's timeout begins when its request has been read.
 func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 800*time.Millisecond, time.Second })
+		engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 3*time.Second, 4*time.Second })
 		server := httptest.NewServer(engine.TxMiddleware(ok("ran")))
 		defer server.Close()
 		reader, writer := io.Pipe()
 		go func() {
 			_, _ = writer.Write([]byte("a"))
-			testserver.Pause(t.Context(), 1500*time.Millisecond)
+			testserver.Pause(t.Context(), 5*time.Second)
 			_ = writer.Close()
 		}()
 		r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, reader)
@@ -183,7 +183,7 @@ func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 func TestMiddleware_TellsABrokenBodyFromASlowOne(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewUnstartedServer(newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(ok("ran")))
-	server.Config.ReadTimeout = 300 * time.Millisecond
+	server.Config.ReadTimeout = 3 * time.Second
 	server.Start()
 	defer server.Close()
 	for text, want := range map[string]string{
