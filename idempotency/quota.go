@@ -148,7 +148,12 @@ func (u *usage) added(self *counting, q *Quota, sum Usage) bool {
 	if self.since.Before(u.known) { // it may not include what was taken since
 		return !over
 	}
-	u.known, u.resets, u.until = now, now.Add(sum.Left), now.Add(min(sum.Left, allowanceTime))
+	// The window ends at the latest when it would if the store had answered at once: what is taken now
+	// is not carried into the next one.
+	u.known, u.resets, u.until = now, self.since.Add(sum.Left), now.Add(allowanceTime)
+	if u.resets.Before(u.until) {
+		u.until = u.resets
+	}
 	if over {
 		u.over = u.until
 	}

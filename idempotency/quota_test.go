@@ -299,11 +299,26 @@ func TestQuota_ARefusalIsTakenBackAtOnce(t *testing.T) {
 	})
 }
 
+// lateUsage is a store that answers late what a caller has taken.
+type lateUsage struct {
+	idempotency.QuotaStore
+	late atomic.Bool
+}
+
+func (s *lateUsage) AddUsage(ctx context.Context, caller idempotency.Caller, window time.Duration, keys, bytes int64) (idempotency.Usage, error) {
+	usage, err := s.QuotaStore.AddUsage(ctx, caller, window, keys, bytes)
+	if s.late.Load() {
+		time.Sleep(time.Second)
+	}
+	return usage, err
+}
+
 // What was taken in a window that has ended does not count in a later one.
 func TestQuota_NothingIsCarriedIntoALaterWindow(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		const most, window = 40, 3 * time.Second
-		handler := newEngine(t, store, func(c *idempotency.Config) {
+		const most, window = 40, 5 * time.Second
+		slow := &lateUsage{QuotaStore: store.(idempotency.QuotaStore)}
+		handler := newEngine(t, slow, func(c *idempotency.Config) {
 			c.Keys.Quota = idempotency.Quota{Keys: most, Window: window}
 		}).Middleware(ok("ran"))
 		accepted := func(prefix string) (n int) {
@@ -317,7 +332,9 @@ func TestQuota_NothingIsCarriedIntoALaterWindow(t *testing.T) {
 			}
 			return n
 		}
+		slow.late.Store(true) // the answer says when the window ends
 		accepted("first")
+		slow.late.Store(false)
 		time.Sleep(time.Until(time.Now().Truncate(window).Add(window + 50*time.Millisecond)))
 		if n := accepted("second"); n < most {
 			t.Errorf("%d of %d keys in a new window", n, most)

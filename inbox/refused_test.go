@@ -2,6 +2,7 @@ package inbox_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,7 +48,7 @@ func refuseMany(t *testing.T, in *inbox.Inbox, n int, done func(id string, err e
 }
 
 func waitedTooLong(err error) bool {
-	return sqlerr.State(err) == "55P03" || errors.Is(err, context.DeadlineExceeded)
+	return sqlerr.State(err) == "55P03" || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, driver.ErrBadConn) // idle in its transaction
 }
 
 // Counts of refused messages are locked in one order, so that processes do not wait for

@@ -194,34 +194,12 @@ func (s *subscription) cancelMore(ctx context.Context, o *session, first int) er
 	}
 }
 
-// waitedLong reports whether a delivery that is not being handled has waited for nearly
-// Config.AckTimeout.
-func (s *subscription) waitedLong(now time.Time) bool {
-	old := func(p *delivery) bool { return s.isOld(p, now) }
-	for p := range s.delayed {
-		if old(p) {
-			return true
-		}
-	}
-	for _, l := range s.lanes {
-		if slices.ContainsFunc(l.waiting, old) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(s.ready, old)
-}
-
-func (s *subscription) isOld(p *delivery, now time.Time) bool {
-	return now.Sub(p.arrived) > s.owner.settings.AckTimeout*8/10
-}
-
 // giveBack returns deliveries to the queue that are not being handled and have waited for
 // nearly Config.AckTimeout, each with all of its lane, in order. Deliveries of other lanes
-// are not affected. Returned deliveries come again, with the full time: from a quorum queue
-// behind all others that are in it, so a single active consumer would hand out later messages
-// of their keys first.
+// are not affected. Returned deliveries come again at once, with the full time.
 func (s *subscription) giveBack(now time.Time) {
-	old := func(p *delivery) bool { return s.isOld(p, now) }
+	most := s.owner.settings.AckTimeout * 8 / 10
+	old := func(p *delivery) bool { return now.Sub(p.arrived) > most }
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
@@ -251,18 +229,18 @@ func (s *subscription) giveBack(now time.Time) {
 func (s *subscription) returnLane(l *lane, now time.Time) {
 	var positions []position
 	if _, handedOut := s.handedOut[l.head]; l.head != nil && !handedOut {
-		positions = append(positions, position{l.head.id, l.head})
+		positions = append(positions, position{id: l.head.id, delivery: l.head})
 		delete(s.delayed, l.head)
 		l.head = nil
 	}
 	for _, p := range l.waiting {
-		positions = append(positions, position{p.id, p})
+		positions = append(positions, position{id: p.id, delivery: p})
 	}
 	positions = append(positions, l.awaited...)
 	for i, at := range positions {
 		if at.delivery != nil {
 			at.delivery.returned()
-			positions[i].delivery = nil
+			positions[i].delivery, positions[i].behind = nil, false
 		}
 	}
 	l.waiting, l.awaited = nil, positions
@@ -287,6 +265,21 @@ func (s *subscription) awaitNoLonger(now time.Time) {
 			s.advance(l)
 		}
 	}
+}
+
+// comesAgain reports whether something that was given back is to come again on a session, of a
+// single active consumer. If its channel closes before, the queue has later messages of their keys
+// before them for its next consumer. Nothing comes while the prefetch is full.
+func (s *subscription) comesAgain(o *session) bool {
+	if o.acks.open >= o.acks.prefetch || !s.owner.settings.singleActive() {
+		return false
+	}
+	for _, l := range s.lanes {
+		if len(l.awaited) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // returned gives one delivery back.

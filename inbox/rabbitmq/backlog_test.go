@@ -445,33 +445,40 @@ func TestSubscriber_HandlersThatDoNotReturnLeaveThePrefetch(t *testing.T) {
 	}
 }
 
-// What is given back before AckTimeout comes before all that waits in the queue, for this consumer and the next. A
-// quorum queue puts what is nacked behind it.
+// What arrives while earlier messages of its key are on their way back, and here again, is behind
+// them for the next consumer too. A quorum queue gives back in the order of its deliveries.
 func TestShards_KeepTheOrderOfWhatWasGivenBack(t *testing.T) {
 	t.Parallel()
-	const prefetch, n = 10, 40
-	cfg := shards(1, 0)
-	cfg.AckTimeout, cfg.NackDelay, cfg.NackDelayMax = 2*time.Second, time.Hour, time.Hour
-	cfg.Shards.Rebalance = time.Hour
 	uri := testserver.RabbitMQ(t)
-	first := subscriber(t, fanout(uri, prefetch), cfg)
+	proxy, proxied := testserver.ProxyAMQP(t, uri)
+	cfg := shards(1, 0)
+	cfg.AckTimeout, cfg.NackDelay, cfg.NackDelayMax = 4*time.Second, time.Hour, time.Hour
+	cfg.Shards.Rebalance, cfg.CloseTimeout = time.Hour, 30*time.Second
+	first := subscriber(t, fanout(proxied, 100), cfg)
 	out := subscribe(t, first, "orders")
 	a := newAdmin(t, uri)
-	for i := range n {
-		a.send("orders", "", publishing(strconv.Itoa(i), "k"))
+	n := 0
+	send := func() {
+		a.send("orders", "", publishing(strconv.Itoa(n), "k"))
+		n++
 	}
-	for range 2 { // it is given back after 1.6 s
-		msg := next(t, out)
-		if msg.UUID != "0" {
-			t.Fatalf("got %q", msg.UUID)
+	send()
+	next(t, out).Nack()
+	proxy.Delay.Store(int64(200 * time.Millisecond))
+	var again *message.Message
+	for again == nil { // it is given back after 3.2 s
+		send()
+		select {
+		case again = <-out:
+		case <-time.After(40 * time.Millisecond):
 		}
-		msg.Nack()
 	}
+	again.Nack() // what was on its way meanwhile is behind it, and comes again
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
 	cfg.AckTimeout = 0
-	out = subscribe(t, subscriber(t, fanout(uri, prefetch), cfg), "orders")
+	out = subscribe(t, subscriber(t, fanout(uri, 100), cfg), "orders")
 	for i := range n {
 		msg := next(t, out)
 		if msg.UUID != strconv.Itoa(i) {

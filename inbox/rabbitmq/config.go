@@ -66,13 +66,13 @@ type Config struct {
 	// broker's consumer_timeout, which closes the channel of a consumer that takes longer;
 	// that is 30 min by default. The context of a message ends with it. A delivery that is
 	// not being handled goes back to the queue before that, with all of its key, in its
-	// order, and comes again. So a message may wait for longer (inbox.RetryAfter),
+	// order, and comes again: at once, or from a quorum queue without x-delivery-limit after all
+	// that waits in it. So a message may wait for longer (inbox.RetryAfter),
 	// but each time counts for x-delivery-limit. Later messages of its key wait for it, at
-	// most CallTimeout or a quarter of AckTimeout: by then another consumer has it. From a queue
-	// with a single active consumer, as a shard is, all of the subscription goes back instead, and
-	// comes again in order, perhaps to another process; what is being handled comes once more. The
-	// same happens if messages wait for a handler that has not returned by then, or it holds the
-	// last place in the prefetch. Default: 25 min. At least 1 s.
+	// most CallTimeout or a quarter of AckTimeout: by then another consumer has it, or so many
+	// messages are before it that they overtake it. If
+	// messages wait for a handler that has not returned by then, or it holds the last place in
+	// the prefetch, all of the subscription goes back. Default: 25 min. At least 1 s.
 	AckTimeout time.Duration
 
 	// Shards divides the messages of each topic among several queues, on which several

@@ -58,10 +58,11 @@ type lane struct {
 type position struct {
 	id       string
 	delivery *delivery // nil until it comes again
+	behind   bool      // arrived behind one, and was given back too
 }
 
 // enqueue puts p behind all others, or where it was before it was given back. It reports
-// whether p was awaited.
+// whether p was awaited, so that the others are worth waiting for.
 func (l *lane) enqueue(p *delivery) bool {
 	if len(l.awaited) == 0 {
 		l.waiting = append(l.waiting, p)
@@ -72,15 +73,24 @@ func (l *lane) enqueue(p *delivery) bool {
 		i = slices.IndexFunc(l.awaited, func(at position) bool { return at.delivery == nil && at.id == p.id })
 	}
 	if i < 0 {
-		l.awaited = append(l.awaited, position{p.id, p})
+		l.awaited = append(l.awaited, position{id: p.id, delivery: p})
 		return false
 	}
 	l.awaited[i].delivery = p
+	progress := i == 0 || !l.awaited[i].behind // or a busy key would wait for ever for one that never comes
 	for len(l.awaited) > 0 && l.awaited[0].delivery != nil {
 		l.waiting = append(l.waiting, l.awaited[0].delivery)
 		l.awaited = l.awaited[1:]
 	}
-	return true
+	return progress
+}
+
+// giveBackLast gives back what has just arrived behind awaited ones, so that it comes again after
+// them.
+func (l *lane) giveBackLast() {
+	last := &l.awaited[len(l.awaited)-1]
+	last.delivery.returned()
+	last.delivery, last.behind = nil, true
 }
 
 // awaitNone stops waiting for the deliveries that do not come again, and releases those

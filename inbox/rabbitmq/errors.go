@@ -26,7 +26,6 @@ var (
 	errConsumerGone  = errors.New("the broker has canceled the consumer; is the queue deleted?")
 	errClosedQuietly = errors.New("channel closed")
 	errStuck         = errors.New("deliveries wait for a handler that has run longer than Config.AckTimeout")
-	errWaitedLong    = errors.New("deliveries are delayed for nearly as long as Config.AckTimeout; they go back to the queue, in order")
 	errUnreadable    = errors.New("the delivery cannot be read")
 	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
 	errNotConfirmed  = errors.New("the broker has not confirmed a message")

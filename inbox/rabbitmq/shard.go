@@ -112,11 +112,8 @@ func (s *subscription) isGone(err error) bool {
 // lossLevel returns the level at which the loss of the consumer is logged. Another process
 // removes a previous shard when it is drained, which cancels the consumers of all.
 func (s *subscription) lossLevel(err error) slog.Level {
-	switch {
-	case s.shard != nil && s.shard.next != nil && errors.Is(err, errConsumerGone):
+	if s.shard != nil && s.shard.next != nil && errors.Is(err, errConsumerGone) {
 		return slog.LevelDebug
-	case errors.Is(err, errWaitedLong):
-		return slog.LevelInfo
 	}
 	return slog.LevelWarn
 }

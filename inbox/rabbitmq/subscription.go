@@ -217,15 +217,10 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			}
 		case <-aging.C:
 			s.giveUp(time.Now().Add(-settings.AckTimeout))
-			// With the channel all goes back together, in order.
-			switch now := time.Now(); {
-			case s.stuck(now):
-				return errStuck
-			case !settings.singleActive():
-				s.giveBack(now)
-			case s.waitedLong(now):
-				return errWaitedLong
+			if s.stuck(time.Now()) {
+				return errStuck // all goes back together, in order
 			}
+			s.giveBack(time.Now())
 		}
 	}
 }
@@ -296,8 +291,13 @@ func (s *subscription) lineUp(p *delivery) {
 		s.lanes[name] = l
 	}
 	p.lane = l
-	if l.enqueue(p) {
+	switch awaited := len(l.awaited); {
+	case l.enqueue(p):
 		l.until = time.Now().Add(s.maxWait())
+	case len(l.awaited) > awaited && s.owner.settings.singleActive():
+		// A quorum queue keeps the order of deliveries, not that of messages, for its next
+		// active consumer.
+		l.giveBackLast()
 	}
 	if l.head == nil {
 		s.advance(l)
@@ -431,40 +431,6 @@ func (s *subscription) drop(p *delivery) {
 	}
 	if p.lane != nil {
 		delete(s.lanes, p.lane.name)
-	}
-}
-
-// drain waits for running handlers, and acknowledges what they have done. They have
-// Config.CloseTimeout from the end of ctx. A shard that is handed over waits for longer: until
-// the contexts of their messages end.
-func (s *subscription) drain(ctx, handling context.Context, current *session) {
-	settings := s.owner.settings
-	s.freeUnused()
-	for _, p := range s.ready {
-		if p.cancel != nil {
-			p.cancel()
-		}
-	}
-	flush := func() {
-		if current != nil {
-			current.flush(handling, settings.Logger, flushAll)
-		}
-	}
-	flush() // acknowledgements that wait for others
-	timer := time.NewTimer(settings.AckTimeout)
-	defer timer.Stop()
-	ended := ctx.Done()
-	for len(s.handedOut) > 0 {
-		select {
-		case <-ended:
-			ended = nil
-			timer.Reset(settings.CloseTimeout)
-		case <-s.outcomes.wake:
-			s.settle()
-			flush()
-		case <-timer.C:
-			return
-		}
 	}
 }
 
