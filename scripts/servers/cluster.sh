@@ -113,6 +113,7 @@ patroni_create() {
 		  data_dir: $dir/data
 		  bin_dir: $(postgres_bin)
 		  pgpass: $dir/home/pgpass
+		  basebackup: [{checkpoint: fast}]
 		  pg_hba:
 		    - host all all 127.0.0.1/32 scram-sha-256
 		    - host replication all 127.0.0.1/32 scram-sha-256
