@@ -148,8 +148,8 @@ func (u *usage) added(self *counting, q *Quota, sum Usage) bool {
 	if self.since.Before(u.known) { // it may not include what was taken since
 		return !over
 	}
-	// The window ends at the latest when it would if the store had answered at once: what is taken now
-	// is not carried into the next one.
+	// Counted from before the store was asked, the window ends here no later than there: what is taken
+	// in it is not carried into the next one.
 	u.known, u.resets, u.until = now, self.since.Add(sum.Left), now.Add(allowanceTime)
 	if u.resets.Before(u.until) {
 		u.until = u.resets

@@ -252,11 +252,9 @@ func (l *Line) discard() {
 // may be a struct with functions.)
 func (l *Line) closeSocket(conn *sql.Conn) {
 	l.mu.Lock()
-	driverConn := l.driver
-	if conn != l.conn {
-		driverConn = nil
-	} else {
-		l.driver = nil
+	var driverConn any
+	if conn == l.conn {
+		driverConn, l.driver = l.driver, nil
 	}
 	l.mu.Unlock()
 	if socket := socketOf(driverConn); socket != nil {
