@@ -187,12 +187,17 @@ rabbitmq_signal() { ! running "$1/pid" || kill -s "$2" "$REPLY"; }
 rabbitmq_removed() { signal_and_wait "$1/epmd.pid" KILL 20 || die "epmd survives SIGKILL"; }
 
 # rabbitmq_eval DIR EXPRESSION evaluates it in the node. rabbitmqctl would take seconds: it is an
-# Erlang node itself.
+# Erlang node itself. On a busy machine a node gives up the handshake of a connection after some
+# seconds, before it has seen the expression.
 rabbitmq_eval() {
-	local dir=$1 erts answer
+	local dir=$1 erts answer try
 	erts=("$(dirname "$(readlink -f "$(command -v erl)")")"/../erts-*/bin/erl_call)
-	answer=$(HOME=$dir/home "${erts[0]}" -address "127.0.0.1:$(<"$dir/port.distribution")" -e <<<"$2.") &&
-		[[ $answer == '{ok, '* && $answer != '{ok, {error'* && $answer != '{ok, {badrpc'* ]] || die "the node answers ${answer:-nothing} to $2"
+	for try in {1..5}; do
+		! answer=$(HOME=$dir/home "${erts[0]}" -address "127.0.0.1:$(<"$dir/port.distribution")" -e <<<"$2." 2>&1) || break
+		[[ $answer == *'failed to connect'* && $try -lt 5 ]] || die "the node does not answer $2: $answer"
+		sleep 1
+	done
+	[[ $answer == '{ok, '* && $answer != '{ok, {error'* && $answer != '{ok, {badrpc'* ]] || die "the node answers ${answer:-nothing} to $2"
 	answer=${answer#'{ok, '}
 	printf '%s\n' "${answer%\}}"
 }
