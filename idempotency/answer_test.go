@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
@@ -37,6 +39,38 @@ func TestMiddleware_StoresNoAnswerThatAsksToComeAgain(t *testing.T) {
 		first, second := do(t, handler, post("/", "x")), do(t, handler, post("/", "x"))
 		if first.Code != http.StatusConflict || second.Code != http.StatusOK {
 			t.Errorf("%s: %d, then %d", name, first.Code, second.Code)
+		}
+	}
+}
+
+// A downstream that still runs its request, or does not know what became of it, is asked again by the next copy.
+// What only looks like that is stored.
+func TestMiddleware_StoresNoAnswerOfADownstreamThatHasNone(t *testing.T) {
+	t.Parallel()
+	engine := onSQLite(t).engine(t, nil)
+	for name, middleware := range map[string]func(http.Handler) http.Handler{"Middleware": engine.Middleware, "TxMiddleware": engine.TxMiddleware} {
+		for problem, stored := range map[string]bool{"in-progress": false, "outcome-unknown": false, "paid": true} {
+			for _, status := range []int{http.StatusAccepted, http.StatusConflict} {
+				runs := 0
+				handler := middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					runs++
+					w.Header().Set("Content-Type", "application/problem+json")
+					if stored && status == http.StatusAccepted {
+						w.Header().Set("Retry-After", "1") // an order that is being carried out: the answer to this request
+					}
+					w.WriteHeader(status)
+					fmt.Fprintf(w, `{"type": "https://psp.example/problems#%s"}`, problem)
+				}))
+				key := withKey(fmt.Sprint(name, problem, status))
+				for range 2 {
+					if w := do(t, handler, post("/", "x", key)); w.Code != status || problemOf(w) != problem {
+						t.Errorf("%s, %d %s: %d %s", name, status, problem, w.Code, w.Body)
+					}
+				}
+				if (runs == 1) != stored {
+					t.Errorf("%s, %d %s: ran %d times", name, status, problem, runs)
+				}
+			}
 		}
 	}
 }
@@ -100,6 +134,43 @@ func TestMiddleware_LogsAPanicAfterATimeout(t *testing.T) {
 	if !strings.Contains(log.String(), `msg="handler panicked"`) || !strings.Contains(log.String(), "on purpose") {
 		t.Errorf("logged: %s", log.String())
 	}
+}
+
+// A panic of Answers.Write, when time is up, keeps neither the claim nor its success: the client gets no answer, and the
+// next copy that of the handler.
+func TestMiddleware_APanicOfAWriterKeepsNoKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		runs := 0
+		handler := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			c.Answers.Write = func(w http.ResponseWriter, r *http.Request, p idempotency.Problem) {
+				if p.Kind == idempotency.ProblemExecutionTimeout {
+					panic("on purpose")
+				}
+				idempotency.WriteProblem(w, r, p)
+			}
+		}).Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			runs++
+			<-r.Context().Done()
+			w.WriteHeader(http.StatusCreated)
+		}))
+		func() {
+			defer func() {
+				if p := recover(); p != http.ErrAbortHandler { //nolint:errorlint // as net/http compares it
+					t.Errorf("panicked with %v", p)
+				}
+			}()
+			do(t, handler, post("/", "x"))
+		}()
+		if w := do(t, handler, post("/", "x")); w.Code != http.StatusCreated || runs != 1 {
+			t.Errorf("then %d %s, %d runs", w.Code, w.Body, runs)
+		}
+		if !strings.Contains(log.String(), `msg="answer not written"`) || !strings.Contains(log.String(), "on purpose") {
+			t.Errorf("logged %s", log.String())
+		}
+	})
 }
 
 func TestMiddleware_HandlersMaySetDeadlines(t *testing.T) {

@@ -154,6 +154,40 @@ func TestMiddleware_ComparesTheWholeRequest(t *testing.T) {
 	}
 }
 
+// Of multipart without its last delimiter nothing could be compared.
+func TestMiddleware_RefusesMultipartThatIsNone(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	handler := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(counted(&runs))
+	for _, body := range []string{
+		"", "amount=1", "amount=1--b--", "--b\r\nA: 1\r\n", "--b\r\nA: 1\r\n--b--\r\n", "--b\r\nA: 1\r\n\r\n10", "--b\r\n\r\n10\r\n--b",
+	} {
+		expectProblem(t, do(t, handler, post("/", body, typed("multipart/mixed; boundary=b"))), http.StatusUnsupportedMediaType, "unsupported-body")
+	}
+	if runs != 0 {
+		t.Errorf("ran %d times", runs)
+	}
+	for _, body := range []string{"--b\r\n\r\n10\r\n--b--", "--b\n\n10\n--b--\n", "--b--", "--b\r\n\r\n10\r\n--b-- \r\nepilogue"} {
+		if w := do(t, handler, post("/", body, typed("multipart/mixed; boundary=b"), withKey(fmt.Sprint(len(body))))); w.Code != http.StatusOK {
+			t.Errorf("%q: %d %s", body, w.Code, w.Body)
+		}
+	}
+}
+
+// The host, which net/http keeps apart from other headers, is compared like these.
+func TestMiddleware_ComparesTheHostIfItIsAskedTo(t *testing.T) {
+	t.Parallel()
+	handler := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Requests.Headers = []string{"host"} }).Middleware(ok("paid"))
+	to := func(host string) func(*http.Request) { return func(r *http.Request) { r.Host = host } }
+	do(t, handler, post("/", "x", to("a.example")))
+	if w := do(t, handler, post("/", "x", to("b.example"))); problemOf(w) != "key-reused" {
+		t.Errorf("another host: %d %s", w.Code, w.Body)
+	}
+	if w := do(t, handler, post("/", "x", to("a.example"))); w.Body.String() != "paid" {
+		t.Errorf("the same: %d %s", w.Code, w.Body)
+	}
+}
+
 // A handler's timeout begins when its request has been read.
 func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {

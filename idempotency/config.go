@@ -150,7 +150,9 @@ type FailureConfig struct {
 	Failed FailurePolicy
 
 	// Recover finds out what happened. It is required for CrashedRecover, and has no use
-	// without it.
+	// without it. Its context ends with Timeout, which counts the handler's time, too. It may be
+	// called for several copies at once, after the lease has ended: then one of those that it lets
+	// run again does so.
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
 	// UniqueName names this process, where no two running processes that use these keys have

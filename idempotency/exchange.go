@@ -20,6 +20,8 @@ type exchange struct {
 	r      *http.Request
 	next   http.Handler
 	body   []byte
+
+	unanswered error // a panic that kept the answer for a handler whose time is up from its client
 }
 
 // readBody reads all of the body; false means that the request has been answered.
@@ -110,11 +112,19 @@ func (x *exchange) request(ctx context.Context) *http.Request {
 	return r
 }
 
-// expire answers for a handler whose time is up.
+// expire answers for a handler whose time is up. A panic of a writer waits for the handler: its claim is
+// settled first.
 func (x *exchange) expire(a *attempt) {
 	if !a.rec.close() {
 		return
 	}
+	x.unanswered = nopanic.Call(func() error {
+		x.answerExpired(a)
+		return nil
+	})
+}
+
+func (x *exchange) answerExpired(a *attempt) {
 	clear(x.w.Header())
 	for name, values := range a.rec.outer {
 		x.w.Header()[name] = values
@@ -136,6 +146,8 @@ func (x *exchange) report(a *attempt) report {
 		return reportFailed
 	}
 	switch res := a.answer(); {
+	case res.undecided():
+		return reportDeclined
 	case res.Status < http.StatusBadRequest:
 		return reportSucceeded
 	case x.storable(res):

@@ -1,11 +1,13 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -280,6 +282,22 @@ func TestTxMiddleware_ACommitThatNeverArrivesIsNoSuccess(t *testing.T) {
 			}
 			return unknown == len(keys) || t.Failed()
 		})
+	}
+}
+
+// Without a key nothing can find out what became of a commit, and sent again the request would be another one.
+func TestTxMiddleware_AnUnknownCommitWithoutAKeyAsksForNoRetry(t *testing.T) {
+	t.Parallel()
+	lost, through := onPostgres(t).through(t)
+	var log bytes.Buffer
+	engine := lost.engine(t, func(c *idempotency.Config) {
+		c.Keys.Optional, c.Logger = true, slog.New(slog.NewTextHandler(&log, nil))
+	})
+	through.armed.Store(true)
+	w := do(t, engine.TxMiddleware(ok("paid")), post("/", "x", withoutKey))
+	expectProblem(t, w, http.StatusInternalServerError, "internal")
+	if w.Header().Get("Retry-After") != "" || !strings.Contains(w.Body.String(), "is not known") || !strings.Contains(log.String(), `level=ERROR msg="outcome of a commit is unknown"`) {
+		t.Errorf("answered %v %s, logged %s", w.Header(), w.Body, log.String())
 	}
 }
 

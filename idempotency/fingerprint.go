@@ -20,7 +20,11 @@ func requestFingerprint(h hasher, r *http.Request, route, path string, body cont
 		[]byte(body.kind), body.bytes,
 	}
 	for _, name := range headers {
-		fields = append(fields, []byte(name), framed(sha256.New(), bytesOf(r.Header.Values(name))...))
+		values := r.Header.Values(name)
+		if name == "Host" { // net/http keeps it elsewhere
+			values = []string{r.Host}
+		}
+		fields = append(fields, []byte(name), framed(sha256.New(), bytesOf(values)...))
 	}
 	return newFingerprint(h, fields...)
 }

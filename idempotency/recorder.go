@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"bufio"
-	"errors"
 	"io"
 	"maps"
 	"net"
@@ -10,6 +9,7 @@ import (
 	"net/textproto"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -43,6 +43,8 @@ type recorder struct {
 	closed   bool        // another answer has been given: nothing more is sent
 	status   int         // 0 until the header is written
 	sent     http.Header // the header when it was written
+	declared int64       // its Content-Length; -1: none
+	written  int64       // bytes of the body, until it is streamed
 	body     []byte
 	overflow *os.File // what exceeds the limit
 	failed   error    // of the overflow
@@ -96,6 +98,10 @@ func (r *recorder) informational(status int) {
 func (r *recorder) writeHeader(status int) {
 	r.status, r.sent = status, cloneHeader(r.header)
 	r.sent.Del(replayedHeader)
+	var err error
+	if r.declared, err = strconv.ParseInt(r.sent.Get("Content-Length"), 10, 64); err != nil {
+		r.declared = -1 // and net/http removes what is no number
+	}
 }
 
 // Write implements http.ResponseWriter.
@@ -111,11 +117,25 @@ func (r *recorder) Write(p []byte) (int, error) {
 	if r.streamed {
 		return r.w.Write(p)
 	}
-	if r.overflow == nil && len(r.body)+len(p) <= r.limit {
-		r.body = append(r.body, p...)
-		return len(p), nil
+	switch {
+	case r.failed != nil:
+		return 0, r.failed
+	case r.declared >= 0 && r.written+int64(len(p)) > r.declared:
+		return 0, http.ErrContentLength
 	}
-	return r.spill(p)
+	write := r.spill
+	if r.overflow == nil && len(r.body)+len(p) <= r.limit {
+		write = r.keep
+	}
+	n, err := write(p)
+	r.written += int64(n)
+	return n, err
+}
+
+// keep adds to what is stored.
+func (r *recorder) keep(p []byte) (int, error) {
+	r.body = append(r.body, p...)
+	return len(p), nil
 }
 
 func hasBody(status int) bool {
@@ -136,7 +156,7 @@ func (r *recorder) fill(found Recovery) error {
 // spill writes the part that is too large to be stored to a file, so that it can be sent
 // once. The caller holds the lock.
 func (r *recorder) spill(p []byte) (int, error) {
-	if r.overflow == nil && r.failed == nil {
+	if r.overflow == nil {
 		r.overflow, r.failed = os.CreateTemp("", "oncemill-response-*")
 		if r.failed == nil {
 			// The open file needs no name. (Where the system refuses to remove it, discard
@@ -147,9 +167,9 @@ func (r *recorder) spill(p []byte) (int, error) {
 	if r.failed != nil {
 		return 0, r.failed
 	}
-	n, err := r.overflow.Write(p)
-	r.failed = err
-	return n, err
+	var n int
+	n, r.failed = r.overflow.Write(p)
+	return n, r.failed
 }
 
 // FlushError is called by http.ResponseController.Flush.
@@ -161,6 +181,8 @@ func (r *recorder) FlushError() error {
 		return ErrStreaming
 	case r.closed:
 		return http.ErrHandlerTimeout
+	case r.failed != nil:
+		return r.failed
 	}
 	if r.status == 0 {
 		r.writeHeader(http.StatusOK)
@@ -224,7 +246,8 @@ func (r *recorder) result() *response {
 	if r.status == 0 {
 		r.writeHeader(http.StatusOK)
 	}
-	res := &response{Status: r.status, body: r.body, overflow: r.overflow != nil || r.failed != nil}
+	short := hasBody(r.status) && r.written < r.declared // net/http breaks off, and a client takes it for no answer
+	res := &response{Status: r.status, body: r.body, overflow: r.overflow != nil || r.failed != nil || short}
 	sent, now := canonicalHeader(r.sent), canonicalHeader(r.header)
 	announced, hops := listed(sent, "Trailer"), listed(sent, "Connection")
 	res.Header = changes(canonicalHeader(r.outer), sent, func(name string) bool {
@@ -341,7 +364,7 @@ func (r *recorder) sendAll() error {
 			live[name] = values
 		}
 	}
-	return errors.Join(err, r.failed)
+	return err
 }
 
 // writeTo writes a replay. Headers that are set outside stay, except for the handler's

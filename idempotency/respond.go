@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // act carries out the decision.
@@ -74,10 +76,18 @@ func (x *exchange) respond(ctx context.Context, end ending) {
 		return
 	case a.late && !a.rec.streamed: // it has been answered
 		x.logPanic(ctx, a.panicked)
+		if x.unanswered != nil {
+			x.log(ctx, slog.LevelError, "answer not written", slog.Any("error", x.unanswered), slog.String("stack", nopanic.Stack(x.unanswered)))
+			panic(http.ErrAbortHandler) // net/http would send an empty success
+		}
 		return
 	}
 	switch end.outcome {
 	case outcomeStored, outcomeUnstored: // what could not be stored was logged; there was an effect, and this is its answer
+		if a.rec.failed != nil { // not in a transaction: it was rolled back
+			x.notRecorded(ctx, a, ProblemNotStored)
+			return
+		}
 		x.send(ctx, a)
 	case outcomeReleased, outcomeUnknown:
 		switch {
@@ -86,8 +96,9 @@ func (x *exchange) respond(ctx context.Context, end ending) {
 		case a.panicked != nil:
 			x.repanic(ctx, a.panicked)
 		case a.rec.failed != nil && x.transactional:
-			x.log(ctx, slog.LevelError, "response not recorded", slog.Any("error", a.rec.failed))
-			x.refuse(ProblemCommitFailed)
+			x.notRecorded(ctx, a, ProblemCommitFailed)
+		case a.rec.failed != nil:
+			x.notRecorded(ctx, a, ProblemInternal)
 		default:
 			x.send(ctx, a)
 		}
@@ -102,8 +113,26 @@ func (x *exchange) respond(ctx context.Context, end ending) {
 	case outcomeLostClaim:
 		x.lost(ctx)
 	case outcomeUncertain:
-		x.refuse(ProblemCommitUnknown)
+		x.uncertain()
 	}
+}
+
+// notRecorded answers with a problem for a handler whose response is not whole: the disk was full, for example.
+func (x *exchange) notRecorded(ctx context.Context, a *attempt, kind string) {
+	x.log(ctx, slog.LevelError, "response not recorded", slog.Any("error", a.rec.failed))
+	x.refuse(kind)
+}
+
+// uncertain answers for a commit whose outcome is unknown. A copy with the same key finds it out; a request
+// without a key has no copy, and sent again it would be another.
+func (x *exchange) uncertain() {
+	if x.claim.ID != (ID{}) {
+		x.refuse(ProblemCommitUnknown)
+		return
+	}
+	p := x.problem(ProblemInternal)
+	p.Detail = "Whether the request had an effect is not known."
+	x.answer(p)
 }
 
 // repanic passes the panic of a handler on to outer handlers, as net/http expects.

@@ -62,17 +62,18 @@ func (res *response) header(name string) string {
 	return ""
 }
 
-// transient reports whether an error asks the client to retry, by Retry-After or by a
-// downstream problem that is passed on.
-func (res *response) transient() bool {
-	if res.header("Retry-After") != "" {
-		return true
-	}
-	if res.Status != http.StatusConflict || !strings.HasPrefix(res.header("Content-Type"), problemContentType) {
+// transient reports whether an error asks the client to retry.
+func (res *response) transient() bool { return res.header("Retry-After") != "" || res.undecided() }
+
+// undecided reports whether the response passes on that a downstream runs its request, or does not know what
+// became of it: its answer comes later.
+func (res *response) undecided() bool {
+	if res.Status != http.StatusConflict && res.Status != http.StatusAccepted || !strings.HasPrefix(res.header("Content-Type"), problemContentType) {
 		return false
 	}
 	var problem struct {
 		Type string `json:"type"`
 	}
-	return json.Unmarshal(res.body, &problem) == nil && strings.HasSuffix(problem.Type, ProblemInProgress)
+	return json.Unmarshal(res.body, &problem) == nil &&
+		(strings.HasSuffix(problem.Type, ProblemInProgress) || strings.HasSuffix(problem.Type, ProblemOutcomeUnknown))
 }

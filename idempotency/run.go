@@ -1,7 +1,9 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -58,7 +60,8 @@ func (x *execution) runElsewhere(ctx context.Context) ending {
 	return ending{outcome: outcomeUnknown, attempt: a, err: a.err}
 }
 
-// recover asks Config.Failures.Recover about the run of a dead owner.
+// recover asks Config.Failures.Recover about the run of a dead owner. The lease is not kept meanwhile: one
+// that never returns would keep the key from everybody.
 func (r runner) recover(ctx context.Context, x *execution, record Record) ending {
 	asking, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
@@ -72,7 +75,13 @@ func (r runner) recover(ctx context.Context, x *execution, record Record) ending
 	}
 	switch {
 	case err == nil && found.RunAgain:
-		return r.run(ctx, x)
+		// Others may have taken the key over meanwhile, and have asked and run, too.
+		if err = cmp.Or(x.renew(asking), asking.Err()); err == nil {
+			return r.run(ctx, x)
+		}
+		if errors.Is(err, ErrStaleOwner) {
+			return x.settled(ctx, ending{outcome: outcomeLostClaim, err: err})
+		}
 	case err == nil && found.Status != 0:
 		a, failure := x.recovered(ctx, found)
 		if failure == nil {
@@ -80,7 +89,8 @@ func (r runner) recover(ctx context.Context, x *execution, record Record) ending
 		}
 		a.discard()
 		err = failure
-	case err != nil:
+	}
+	if err != nil {
 		x.log(ctx, slog.LevelWarn, "outcome not found out", slog.Any("error", err))
 		err = fmt.Errorf("recover: %w", err)
 	}

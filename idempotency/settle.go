@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -95,24 +96,23 @@ func (in *intent) abandon(ctx context.Context, cause error, do func(context.Cont
 	return true
 }
 
+// renew renews the lease, unless another owner has taken the key over.
+func (in *intent) renew(ctx context.Context) error {
+	return nopanic.Call(func() error { return in.store.Extend(ctx, in.claim.ID, in.owner, in.cfg.Failures.Lease) })
+}
+
 // keepLease renews the lease until stop is called; stop waits for a renewal that is
-// running.
+// running. The lease began when the claim was sent, whose answer may have come late.
 func (in *intent) keepLease(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	every := in.cfg.Failures.Lease / 3
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		ticker := time.NewTicker(every)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-			}
+		for last := in.began; sleep.For(ctx, every-time.Since(last)); {
+			last = time.Now()
 			renewing, cancel := context.WithTimeout(ctx, every)
-			err := in.store.Extend(renewing, in.claim.ID, in.owner, in.cfg.Failures.Lease)
+			err := in.renew(renewing)
 			cancel()
 			if err != nil && ctx.Err() == nil {
 				in.log(ctx, slog.LevelWarn, "lease not extended", slog.Any("error", err))

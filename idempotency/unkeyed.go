@@ -66,6 +66,7 @@ func (x *exchange) tryUnkeyed(ctx context.Context, store *SQLStore) ending {
 		x.cfg.OnCommit()
 		return ending{outcome: outcomeStored, attempt: a}
 	case errors.Is(err, boundtx.ErrUnknown):
+		x.log(ctx, slog.LevelError, "outcome of a commit is unknown", slog.Any("error", err))
 		return ending{outcome: outcomeUncertain, attempt: a, err: err}
 	case t.mayWin(err):
 		return ending{outcome: outcomeContended, attempt: a, err: err}

@@ -214,17 +214,28 @@ func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
 }
 
 // A refusal that took too long says that its time is up, also though it was written in a group, whose context is
-// canceled then: nobody canceled anything.
-func TestRefused_SaysThatItsTimeIsUp(t *testing.T) {
+// canceled then: nobody canceled anything. One that fails in time says what the database said.
+func TestRefused_SaysWhyItFailed(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
 	in := p.inbox(t, func(cfg *inbox.Config) { cfg.DeadLetters = p.letterStore(t) })
-	p.exec(t, `create function take_long() returns trigger language plpgsql as $$ begin perform pg_sleep(600); return new; end $$`)
 	resolved, err := database.Resolve(p.db, p.cfg)
 	expectNoError(t, err)
-	p.exec(t, resolved.Expand(`create trigger take_long before insert on {{dead_letters}} for each row execute function take_long()`))
-	err = in.Refuse(inbox.ContextWithDelivery(t.Context(), topical{topic: "orders"}), message.NewMessage("a", nil), errUndo)
+	disturb := func(body string) {
+		p.exec(t, `create or replace function disturb() returns trigger language plpgsql as $$ begin `+body+` end $$`)
+	}
+	refuse := func() error {
+		return in.Refuse(inbox.ContextWithDelivery(t.Context(), topical{topic: "orders"}), message.NewMessage("a", nil), errUndo)
+	}
+	disturb(`perform pg_sleep(600); return new;`)
+	p.exec(t, resolved.Expand(`create trigger disturb before insert on {{dead_letters}} for each row execute function disturb()`))
+	err = refuse()
 	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), errUndo.Error()) {
 		t.Errorf("the refusal that took too long: %v", err)
+	}
+	disturb(`raise exception 'no room';`)
+	err = refuse()
+	if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no room") || !strings.Contains(err.Error(), errUndo.Error()) {
+		t.Errorf("the refusal that failed: %v", err)
 	}
 }

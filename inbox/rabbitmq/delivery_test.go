@@ -189,13 +189,19 @@ func TestSubscriber_CloseLosesNothingAndRepeatsNothing(t *testing.T) {
 			if err := held[7].Context().Err(); err != nil {
 				t.Errorf("the context of a running handler: %v", err)
 			}
+			closed := make(chan error, 1)
+			go func() { closed <- s.Close() }() // also while another call waits
+			testserver.Pause(t.Context(), 50*time.Millisecond)
+			if len(closed) > 0 {
+				t.Error("Close does not wait for running handlers")
+			}
 			for _, i := range []int{3, 4, 6, 7, 8, 9} {
 				if i != 8 {
 					held[i].Ack()
 				}
 			}
 			held[8].Nack()
-			if err := s.Close(); err != nil {
+			if err := <-closed; err != nil {
 				t.Error(err)
 			}
 			n, redelivered := a.left(queue)

@@ -32,16 +32,16 @@ func Main(m *testing.M, options ...goleak.Option) int {
 	if code != 0 {
 		return code
 	}
-	if err := leak(options); err != nil {
+	if err := leak(30*time.Second, options...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
-// leak reports goroutines that are left once none has ended for half a minute. Those in which
-// lib/pq cancels statements wait for a server that may be slow.
-func leak(options []goleak.Option) error {
+// leak reports goroutines that are left once none has ended for so long. Those in which lib/pq
+// cancels statements wait for a server that may be slow.
+func leak(still time.Duration, options ...goleak.Option) error {
 	fewest, since := math.MaxInt, time.Now()
 	for {
 		err := goleak.Find(options...)
@@ -51,7 +51,7 @@ func leak(options []goleak.Option) error {
 		if n := strings.Count(err.Error(), "Goroutine "); n < fewest {
 			fewest, since = n, time.Now()
 		}
-		if time.Since(since) > 30*time.Second {
+		if time.Since(since) > still {
 			return err
 		}
 	}
