@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"maps"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -398,14 +399,17 @@ func TestEngine_KnowsWhichOutcomesAreNoAnswer(t *testing.T) {
 }
 
 // Whether a message without a receiver is dropped is asked of a function of the user's.
-// One that panics has not said so, and takes nobody along.
+// One that panics, or ends its goroutine, has not said so, and takes nobody along.
 func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {
 	t.Parallel()
-	for says, kept := range map[string]bool{"drop": false, "panic": true} {
+	for says, kept := range map[string]bool{"drop": false, "panic": true, "goexit": true} {
 		b := newBench(0)
 		b.limits.dropUnroutable = func(string) bool {
-			if says == "panic" {
+			switch says {
+			case "panic":
 				panic("no such topic")
+			case "goexit":
+				runtime.Goexit()
 			}
 			return true
 		}

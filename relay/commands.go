@@ -86,17 +86,22 @@ func (c *chain) quiet() bool {
 
 // carryOut carries out the commands of one lane that can be done now.
 func (e *engine) carryOut(l *lane) *task {
-	letters, most := slices.Clone(l.commands), maxCommands
-	if l.oneByOne {
-		letters, most = letters[:min(1, len(letters))], 1
+	letters, keys := slices.Clone(l.commands), slices.DeleteFunc(slices.Clone(l.commandedKeys), func(key string) bool {
+		c := l.chains[key]
+		return c == nil || !c.quiet()
+	})
+	switch {
+	case !l.oneByOne:
+	case len(keys) > 0 && (l.keyNext || len(letters) == 0):
+		letters, keys = nil, keys[:1]
+	default:
+		letters, keys = letters[:min(1, len(letters))], nil
 	}
-	unkeyed, f := len(letters), e.fence(l)
-	var keys []string
-	for _, key := range l.commandedKeys {
-		if c := l.chains[key]; c != nil && c.quiet() && len(letters) < most {
-			letters, keys = append(letters, c.commands...), append(keys, key)
-		}
+	unkeyed, keyed, f := len(letters), 0, e.fence(l)
+	for ; keyed < len(keys) && len(letters) < maxCommands; keyed++ {
+		letters = append(letters, l.chains[keys[keyed]].commands...)
 	}
+	keys = keys[:keyed]
 	if len(letters) == 0 {
 		return nil
 	}
@@ -104,9 +109,13 @@ func (e *engine) carryOut(l *lane) *task {
 	return &task{
 		lane: l,
 		undo: func(taskError) { // the first ones yield to the others
-			l.oneByOne = true
-			l.commands = rotated(l.commands)
-			l.commandedKeys = rotated(l.commandedKeys)
+			l.oneByOne, l.keyNext = true, !l.keyNext
+			if unkeyed > 0 {
+				l.commands = rotated(l.commands)
+			}
+			if len(keys) > 0 {
+				l.commandedKeys = rotated(l.commandedKeys)
+			}
 		},
 		do: func(ctx taskContext) (func(), error) {
 			there, gone, err := ctx.store.CarryOut(ctx, f, letters)

@@ -13,6 +13,7 @@ import (
 // limits are the sizes and limits of an engine.
 type limits struct {
 	window         int           // messages in flight, over all lanes
+	laneWindow     int           // of one lane; 0: window
 	laneRows       int           // rows of one lane in one read
 	laneBytes      int           // bytes of one lane in one read; in memory a lane takes twice that, once more of large messages in flight, and of retrying messages
 	removeRows     int           // rows in one deletion
@@ -42,7 +43,7 @@ type limits struct {
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It does no
-// I/O, starts no goroutine and gets the time as an argument, so that a test can drive
+// I/O, leaves no goroutine and gets the time as an argument, so that a test can drive
 // it through any schedule. It belongs to the worker's loop.
 //
 // At most one read, one deletion and one task run at a time.
@@ -88,6 +89,7 @@ func newEngine(l limits) *engine {
 	if l.draw == nil {
 		l.draw = rand.N
 	}
+	l.laneWindow = cmp.Or(l.laneWindow, l.window)
 	l.mostUnclear = cmp.Or(l.mostUnclear, maxUnclear)
 	l.mostTopics = cmp.Or(l.mostTopics, maxTopics)
 	l.postponed = cmp.Or(l.postponed, postponeLeast)
@@ -128,8 +130,9 @@ func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 		l.term = e.publishing.terms
 	}
 	e.lanes[number] = l
-	for _, m := range slices.Concat(e.removals.locked, e.removals.removing, e.removals.confirmed) { // not to be sent again
-		if m.Lane == number {
+	confirmed := slices.Concat(e.removals.locked, e.removals.removing, e.removals.confirmed, e.tasks.retried)
+	for _, m := range confirmed { // not to be sent again
+		if m.Lane == number && m.state == stateConfirmed {
 			l.know(m)
 		}
 	}
@@ -162,7 +165,7 @@ func (e *engine) mayHold(number int) bool {
 // lease given back.
 func (e *engine) drain(number int) {
 	if l := e.lanes[number]; l != nil {
-		l.draining = true
+		l.draining, l.putOff = true, false
 		if m := l.announced; m != nil {
 			l.cancel()
 			e.circuits.unrelated(m)

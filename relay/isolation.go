@@ -370,10 +370,10 @@ const clearAgain = time.Second
 // crashesOver reports whether a lane whose workers have died has got through a window, or
 // has nothing left: then its messages were not the cause.
 func (e *engine) crashesOver(l *lane) bool {
-	if l.crashes == 0 || l.draining || l.announced != nil || l.alone != nil || len(l.failing) > 0 {
+	if l.crashes == 0 || l.draining || l.announced != nil || l.alone != nil {
 		return false
 	}
-	return l.proven(e.limits.window) || l.dry && len(l.entries) == 0
+	return l.proven(e.limits.window) || l.dry && len(l.entries) == 0 && len(l.failing) == 0
 }
 
 // proven reports whether enough messages of the lane were deleted or refused to show that they were

@@ -64,6 +64,7 @@ type lane struct {
 	taskAt       time.Time // after a task of this lane has failed: none before
 	oneByOne     bool      // then: one failure, follower or dead letter at a time, to find what is wrong
 	commandsNext bool      // commands have waited for a failure
+	keyNext      bool      // of commands one by one, that of a key is next
 	sweepOne     bool      // one swept key at a time, to find what is wrong
 	sweptLast    string    // the key of the last such try
 	followAt     time.Time // followers are moved then, unless there are many
@@ -99,6 +100,7 @@ type lane struct {
 	retryAt    time.Time
 
 	draining bool // finish what is in flight, take nothing new
+	putOff   bool // since then something of it could not be written
 	paused   bool // by an operator: read and send nothing
 }
 

@@ -26,12 +26,16 @@ func (w *worker) loop(ctx context.Context) error {
 	if s, ok := w.sink.(interface{ MaxInFlight() int }); ok {
 		window = min(window, s.MaxInFlight())
 	}
+	ofLane := window
+	if s, ok := w.sink.(laneBound); ok {
+		ofLane = min(ofLane, s.mostOfLane())
+	}
 	var reachable func() bool
 	if s, ok := w.sink.(interface{ Ready() bool }); ok {
 		reachable = s.Ready
 	}
 	e := newEngine(limits{
-		window: window, laneRows: w.cfg.Batch, quickRead: w.health.full / 4, laneBytes: laneBytes, removeRows: removeRows,
+		window: window, laneWindow: ofLane, laneRows: w.cfg.Batch, quickRead: w.health.full / 4, laneBytes: laneBytes, removeRows: removeRows,
 		linger: linger, lease: w.cfg.Lease, reserve: w.cfg.Lease / 3, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
 		order: w.cfg.Order, attempts: w.cfg.Retry, dropUnroutable: w.cfg.DropUnroutable, owner: w.owner,
 		reachable: reachable, awaitPauses: true, sinkOf: sinkOf(w.sink),

@@ -83,12 +83,21 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	}
 }
 
-// drops calls Config.DropUnroutable. A panic there counts as a refusal.
+// drops calls Config.DropUnroutable. A panic there counts as a refusal, and so does an end of its
+// goroutine, which is not the loop's.
 func (e *engine) drops(topic string) (drop bool) {
-	_ = nopanic.Call(func() error {
-		drop = e.limits.dropUnroutable != nil && e.limits.dropUnroutable(topic)
-		return nil
-	})
+	if e.limits.dropUnroutable == nil {
+		return false
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = nopanic.Call(func() error {
+			drop = e.limits.dropUnroutable(topic)
+			return nil
+		})
+	}()
+	<-ended
 	return drop
 }
 

@@ -37,7 +37,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 		if l == nil || !e.mayPublish(l, now) {
 			continue
 		}
-		if taken := e.take(l, e.free(now), now); len(taken) > 0 {
+		if taken := e.take(l, min(e.free(now), e.limits.laneWindow-l.inFlight), now); len(taken) > 0 {
 			return e.send(taken, now, deadline)
 		}
 	}

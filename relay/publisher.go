@@ -27,7 +27,7 @@ import (
 // not returned when its time ends is unavailable. If the call returns nil later, the
 // message counts as delivered.
 //
-// A call that does not return blocks its lane: messages handed over behind it have no
+// A call that does not return blocks its lane: messages handed over behind it, eight at most, have no
 // outcome until the relay gives the lane to another worker. It also delays the end of
 // Run, so give the publisher a timeout. A hanging call counts as an outage and charges
 // no message, so a message that hangs every publisher is never given up. The publisher
@@ -113,6 +113,11 @@ var (
 // MaxInFlight keeps a slow publisher from being handed more than it can publish before
 // the deadline.
 func (s *publisherSink) MaxInFlight() int { return 4 * cap(s.calls) }
+
+// laneBound is a sink that bounds what is handed to it of one lane, which a call that does not return keeps.
+type laneBound interface{ mostOfLane() int }
+
+func (*publisherSink) mostOfLane() int { return 8 }
 
 // Run returns an error while another Run serves the lanes: two would publish the messages
 // of one lane at the same time.
@@ -214,15 +219,15 @@ func (s *publisherSink) awaitCall(lane *laneQueue, current *publishJob) {
 	if c.err != nil {
 		return // the message has its outcome
 	}
-	done := c.done
+	m, done := c.message, c.done
 	s.mu.Lock()
 	for _, job := range append(slices.Clone(lane.jobs), current) {
-		if job != nil && job.drop(c.message) {
-			done = job.done
+		if again := job.drop(c.message); again != nil {
+			m, done = again, job.done
 		}
 	}
 	s.mu.Unlock()
-	done(c.message, nil)
+	done(m, nil)
 }
 
 func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *publishJob, m *Message) error {
@@ -260,13 +265,18 @@ func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *pu
 	}
 }
 
-// drop removes a message from the job.
-func (j *publishJob) drop(m *Message) bool {
-	i := slices.Index(j.messages, m)
-	if i >= 0 {
-		j.messages[i] = nil
+// drop removes the message of a row from the job, which may be nil, and returns it.
+func (j *publishJob) drop(m *Message) *Message {
+	if j == nil {
+		return nil
 	}
-	return i >= 0
+	i := slices.IndexFunc(j.messages, func(o *Message) bool { return o != nil && o.SameRow(m) })
+	if i < 0 {
+		return nil
+	}
+	again := j.messages[i]
+	j.messages[i] = nil
+	return again
 }
 
 func (j *publishJob) fail(err error) {

@@ -170,6 +170,9 @@ func TestFromPublisher_ACallThatHangsKeepsOneLane(t *testing.T) {
 		})), short)
 		t.Cleanup(end) // before the relay is stopped
 		msgs := keyed(bad, 0, 3)
+		for i := range 200 { // more than may be in flight
+			msgs = append(msgs, message.NewMessage(inLane(fmt.Sprint("behind ", i), 0), nil))
+		}
 		commit(t, box, msgs...)
 		<-hung
 		others := spread(64, 2)
@@ -334,7 +337,8 @@ func TestFromPublisher_CountsACallThatReturnsLate(t *testing.T) {
 			}
 			msgs := []*relay.Message{behind}
 			if again {
-				msgs = append(msgs, slow)
+				copied := *slow // as the relay hands it over
+				msgs = append(msgs, &copied)
 			}
 			s.Publish(t.Context(), msgs, done)
 			other := make(chan error, 1)

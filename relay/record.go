@@ -166,6 +166,9 @@ func (e *engine) removeRetried(now time.Time) *task {
 			if kind == taskImpossible {
 				e.tasks.retried = append(slices.Delete(e.tasks.retried, 0, n), rows...)
 				e.tasks.retriedMost = max(1, n/2)
+				for _, m := range rows {
+					m.lane.putOff = true
+				}
 			}
 		},
 		do: func(ctx taskContext) (func(), error) {

@@ -175,6 +175,16 @@ func (r *Router) MaxInFlight() int {
 	return least
 }
 
+func (r *Router) mostOfLane() int {
+	least := math.MaxInt
+	for _, s := range r.sinks {
+		if s, ok := s.(laneBound); ok {
+			least = min(least, s.mostOfLane())
+		}
+	}
+	return least
+}
+
 // Ready reports whether at least one sink reaches its broker, or cannot report it: a
 // worker that reaches some of them is useful.
 func (r *Router) Ready() bool {

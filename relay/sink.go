@@ -34,6 +34,13 @@ type Message struct {
 	entry *entry // the worker's state of it
 }
 
+// SameRow reports whether m and o are the same row. A message that is handed to a sink again is another
+// [Message], and its row may have been read twice. The ID alone is not enough: after a failover ids may be
+// assigned again.
+func (m *Message) SameRow(o *Message) bool {
+	return m == o || m.Lane == o.Lane && m.ID == o.ID && m.MessageID == o.MessageID && m.Topic == o.Topic && m.CreatedAt.Equal(o.CreatedAt)
+}
+
 // Watermill returns m as a Watermill message. The payload is shared, not copied. The metadata
 // is a copy with [outbox.CreatedAtMetadata], from which consumers measure how long a message
 // took.

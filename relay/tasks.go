@@ -131,10 +131,16 @@ func (e *engine) fence(l *lane) relaystore.Fence {
 
 func (e *engine) live(l *lane) bool { return e.lanes[l.number] == l }
 
-// hasTasks reports whether a lane has something left to write.
+// hasTasks reports whether a lane has something left to write. What has been put off while the lane
+// was drained does not count: somebody may have locked a row or a table, nobody knows for how long.
 func (e *engine) hasTasks(l *lane) bool {
-	return len(l.failing) > 0 || e.tasks.running != nil && e.tasks.running.lane == l ||
-		slices.ContainsFunc(e.tasks.retried, func(m *entry) bool { return m.lane == l })
+	switch {
+	case e.tasks.running != nil && e.tasks.running.lane == l:
+		return true
+	case l.putOff:
+		return false
+	}
+	return len(l.failing) > 0 || slices.ContainsFunc(e.tasks.retried, func(m *entry) bool { return m.lane == l })
 }
 
 // nextTask returns the next database task, or nil.
@@ -219,6 +225,7 @@ func (e *engine) putOff(c *task, until time.Time, kind taskError) {
 		*c.again = until
 	} else {
 		c.lane.taskAt = until
+		c.lane.putOff = c.lane.putOff || kind == taskImpossible
 	}
 	if c.undo != nil {
 		c.undo(kind)

@@ -24,6 +24,8 @@ var (
 	// ErrTooManyAbandoned is returned for a call that was not made, because too many
 	// abandoned calls have not returned.
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
+
+	errEnded = errors.New("the call ended its goroutine")
 )
 
 // Silence reports whether a call had no answer in time.
@@ -115,7 +117,8 @@ func (c *Calls) Idle() <-chan struct{} {
 // Do calls f with a context that ends after limit, or with ctx, and returns f's result. If
 // f has not returned a second after that, Do returns [ErrAbandoned] and drops f's result.
 // So f must return everything in its result, and must not write to anything that the
-// caller reads. A panic of f panics in the caller, with an [*oncemill.PanicError].
+// caller reads. A panic of f panics in the caller, with an [*oncemill.PanicError]. If f ends its
+// goroutine (runtime.Goexit), that is an error.
 //
 // The connection of an abandoned call is not used again. The driver closes it, since its
 // context ended during a statement, or Do closes the call's [Line].
@@ -161,7 +164,11 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	}()
 	take := func(r result) (T, error) {
 		answered = true
-		if !r.returned {
+		switch {
+		case r.returned:
+		case r.panicked.Value == nil: // panic(nil) has a value
+			return none, errEnded
+		default:
 			panic(r.panicked) // where the caller's own deferred functions see it
 		}
 		if u.commit && r.err == nil {

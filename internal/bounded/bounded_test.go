@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -122,4 +124,15 @@ func TestDo_PanicsInTheCaller(t *testing.T) {
 		}
 	}()
 	_, _ = bounded.Do(t.Context(), bounded.New(1), time.Minute, func(context.Context) (int, error) { panic("lost") })
+}
+
+// A function that ends its goroutine does not take its caller along.
+func TestDo_ReportsACallThatEndsItsGoroutine(t *testing.T) {
+	_, err := bounded.Do(t.Context(), bounded.New(1), time.Minute, func(context.Context) (int, error) {
+		runtime.Goexit()
+		return 1, nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "goroutine") {
+		t.Errorf("got %v", err)
+	}
 }

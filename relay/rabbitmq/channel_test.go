@@ -145,7 +145,8 @@ func TestLane_ReportsOneLateConfirmOfAMessage(t *testing.T) {
 		if m == nil {
 			m = put
 		}
-		c.flight.all()[0].message = m
+		again := *m // as the relay hands it over
+		c.flight.all()[0].message = &again
 		l.channel = c
 		l.retire(time.Now(), interruptedStalled)
 	}

@@ -274,24 +274,24 @@ func (l *lane) adopt(e *entry, m *relay.Message, b *batch) {
 }
 
 // takeRepeated finds a message that was passed to the sink again and has no outcome.
-func (l *lane) takeRepeated(m *relay.Message) func(*relay.Message, error) {
-	if i := slices.IndexFunc(l.pending.all(), func(it item) bool { return it.message == m }); i >= 0 {
-		b := l.pending.all()[i].batch
+func (l *lane) takeRepeated(m *relay.Message) (*relay.Message, func(*relay.Message, error)) {
+	if i := slices.IndexFunc(l.pending.all(), func(it item) bool { return it.message.SameRow(m) }); i >= 0 {
+		it := l.pending.all()[i]
 		l.pending.remove(i)
-		return b.done
+		return it.message, it.batch.done
 	}
 	if l.channel == nil {
-		return nil
+		return nil, nil
 	}
 	for _, e := range l.channel.flight.all() {
-		if e.batch != nil && e.message == m {
+		if e.batch != nil && e.message.SameRow(m) {
 			b := e.batch
 			e.batch = nil
 			l.channel.waiting--
-			return b.done
+			return e.message, b.done
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 func (l *lane) route(to *link, topic string) *route {

@@ -13,8 +13,8 @@ type late struct {
 	copies map[int64][]*entry // by the id of the row
 
 	// repeated removes the message from the pending ones, if it was passed to the sink
-	// again. It returns the function to report its outcome to, or nil.
-	repeated func(*relay.Message) func(*relay.Message, error)
+	// again. It returns that and the function to report its outcome to, or nil.
+	repeated func(*relay.Message) (*relay.Message, func(*relay.Message, error))
 }
 
 func (l *late) add(e *entry) {
@@ -41,7 +41,7 @@ func (l *late) settle(m *relay.Message) {
 		return
 	}
 	for _, e := range slices.Clone(l.copies[m.ID]) {
-		if e.message == m {
+		if e.message.SameRow(m) {
 			l.remove(e)
 		}
 	}
@@ -51,8 +51,8 @@ func (l *late) settle(m *relay.Message) {
 func (l *late) confirm(e *entry) {
 	m, done := e.message, e.late
 	l.settle(m)
-	if again := l.repeated(m); again != nil {
-		done = again
+	if again, report := l.repeated(m); again != nil {
+		m, done = again, report
 	}
 	done(m, nil)
 }
@@ -63,15 +63,9 @@ func (l *late) on(c *channel, m *relay.Message) *entry {
 		return nil
 	}
 	for _, e := range l.copies[m.ID] {
-		if e.channel == c && sameRow(e.message, m) {
+		if e.channel == c && e.message.SameRow(m) {
 			return e
 		}
 	}
 	return nil
-}
-
-// sameRow reports whether two messages are the same row, which may have been read twice.
-// The id alone is not enough: after a failover ids may be assigned again.
-func sameRow(a, b *relay.Message) bool {
-	return a == b || a.Lane == b.Lane && a.ID == b.ID && a.MessageID == b.MessageID && a.Topic == b.Topic && a.CreatedAt.Equal(b.CreatedAt)
 }

@@ -282,7 +282,12 @@ func TestSink_TakesALateConfirmForTheCopyInFlight(t *testing.T) {
 	stop()
 	p.DropAcks.Store(true) // of the copies
 	second := newOutcomes(t)
-	sink.Publish(t.Context(), msgs, second.done)
+	again := make([]*relay.Message, len(msgs))
+	for i, m := range msgs {
+		copied := *m // as the relay hands it over
+		again[i] = &copied
+	}
+	sink.Publish(t.Context(), again, second.done)
 	p.ReleaseAcks()
 	second.await(5)
 	if delivered, _, _ := second.kinds(); delivered != 5 || first.lateConfirms() > 0 {
