@@ -203,9 +203,10 @@ type AnswerConfig struct {
 type ResponseConfig struct {
 	// Storable reports whether responses with a status are stored and replayed. A status
 	// below 400 that is not stored makes the key not replayable. Any other releases the key,
-	// but see FailureConfig.Failed. An error with Retry-After, or with a problem that ends in
-	// "in-progress", is never stored. A panic is logged and counts as false. Default:
-	// StorableDefault.
+	// but see FailureConfig.Failed. An error with Retry-After is never stored, nor is a 409 or 202
+	// with a problem whose type is, after its last "/" or "#", in-progress or outcome-unknown. The first
+	// releases the key, the second counts as a failure. A panic is logged and counts as false.
+	// Default: StorableDefault.
 	Storable func(status int) bool
 
 	// MaxSize is the largest body in bytes that is stored. A larger response is sent once;

@@ -146,8 +146,10 @@ func (x *exchange) report(a *attempt) report {
 		return reportFailed
 	}
 	switch res := a.answer(); {
-	case res.undecided():
+	case res.passesOn(ProblemInProgress):
 		return reportDeclined
+	case res.passesOn(ProblemOutcomeUnknown):
+		return reportFailed
 	case res.Status < http.StatusBadRequest:
 		return reportSucceeded
 	case x.storable(res):

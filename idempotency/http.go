@@ -17,7 +17,8 @@ import (
 // together; until then the response is held back. TxMiddleware needs a [SQLStore]; without
 // one it panics with [ErrNotTransactional] when it is called.
 //
-// A response below 400 commits. Any other response, a panic or a timeout rolls back; such
+// A response below 400 commits, but for a 202 that passes on a downstream's problem, see
+// Config.Responses.Storable. Any other response, a panic or a timeout rolls back; such
 // responses are also stored if Config.Responses.Storable allows it. On PostgreSQL a
 // response is not stored if a statement had failed before it, and with it the
 // transaction. After a serialization failure the handler runs again, so it must have no

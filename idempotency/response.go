@@ -63,17 +63,18 @@ func (res *response) header(name string) string {
 }
 
 // transient reports whether an error asks the client to retry.
-func (res *response) transient() bool { return res.header("Retry-After") != "" || res.undecided() }
+func (res *response) transient() bool {
+	return res.header("Retry-After") != "" || res.passesOn(ProblemInProgress) || res.passesOn(ProblemOutcomeUnknown)
+}
 
-// undecided reports whether the response passes on that a downstream runs its request, or does not know what
-// became of it: its answer comes later.
-func (res *response) undecided() bool {
+// passesOn reports whether the response is a problem of a downstream: that its request is running, or that it
+// does not know what became of it.
+func (res *response) passesOn(kind string) bool {
 	if res.Status != http.StatusConflict && res.Status != http.StatusAccepted || !strings.HasPrefix(res.header("Content-Type"), problemContentType) {
 		return false
 	}
 	var problem struct {
 		Type string `json:"type"`
 	}
-	return json.Unmarshal(res.body, &problem) == nil &&
-		(strings.HasSuffix(problem.Type, ProblemInProgress) || strings.HasSuffix(problem.Type, ProblemOutcomeUnknown))
+	return json.Unmarshal(res.body, &problem) == nil && problem.Type[strings.LastIndexAny(problem.Type, "/#")+1:] == kind
 }

@@ -130,9 +130,10 @@ func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 		l.term = e.publishing.terms
 	}
 	e.lanes[number] = l
-	confirmed := slices.Concat(e.removals.locked, e.removals.removing, e.removals.confirmed, e.tasks.retried)
-	for _, m := range confirmed { // not to be sent again
-		if m.Lane == number && m.state == stateConfirmed {
+	gone := func(m *entry) bool { return m.state != stateConfirmed } // deleted; it may have been moved before
+	retried := slices.DeleteFunc(slices.Clone(e.tasks.retried), gone)
+	for _, m := range slices.Concat(e.removals.locked, e.removals.removing, e.removals.confirmed, retried) { // not to be sent again
+		if m.Lane == number {
 			l.know(m)
 		}
 	}
@@ -164,7 +165,7 @@ func (e *engine) mayHold(number int) bool {
 // drain stops a lane from taking anything new. Once idle, it can be dropped and its
 // lease given back.
 func (e *engine) drain(number int) {
-	if l := e.lanes[number]; l != nil {
+	if l := e.lanes[number]; l != nil && !l.draining {
 		l.draining, l.putOff = true, false
 		if m := l.announced; m != nil {
 			l.cancel()

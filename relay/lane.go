@@ -100,7 +100,7 @@ type lane struct {
 	retryAt    time.Time
 
 	draining bool // finish what is in flight, take nothing new
-	putOff   bool // since then something of it could not be written
+	putOff   bool // since then something of it could not be written, alone
 	paused   bool // by an operator: read and send nothing
 }
 

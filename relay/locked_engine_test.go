@@ -35,6 +35,9 @@ func TestEngine_ALockKeepsNoLaneThatIsGivenBack(t *testing.T) {
 		m := owes(d)
 		try := func() {
 			for range 100 {
+				if l := d.lanes[0]; l.draining {
+					d.drain(0) // as a worker does that stops
+				}
 				d.now = d.now.Add(100 * time.Millisecond)
 				if c := d.nextTask(d.now); c != nil {
 					d.taskDone(d.now, taskAnswer{err: errLocked, kind: taskImpossible, retryIn: time.Millisecond})

@@ -166,9 +166,7 @@ func (e *engine) removeRetried(now time.Time) *task {
 			if kind == taskImpossible {
 				e.tasks.retried = append(slices.Delete(e.tasks.retried, 0, n), rows...)
 				e.tasks.retriedMost = max(1, n/2)
-				for _, m := range rows {
-					m.lane.putOff = true
-				}
+				rows[0].lane.putOff = rows[0].lane.putOff || n == 1
 			}
 		},
 		do: func(ctx taskContext) (func(), error) {

@@ -225,7 +225,7 @@ func (e *engine) putOff(c *task, until time.Time, kind taskError) {
 		*c.again = until
 	} else {
 		c.lane.taskAt = until
-		c.lane.putOff = c.lane.putOff || kind == taskImpossible
+		c.lane.putOff = c.lane.putOff || kind == taskImpossible && c.lane.oneByOne
 	}
 	if c.undo != nil {
 		c.undo(kind)
