@@ -16,6 +16,9 @@ import (
 // broker had routed before that is in its queue by then, before the marker.
 const overlap = time.Second
 
+// markTries is how often a shard is marked until the broker confirms it, or has removed the shard.
+const markTries = 5
+
 // MoveShards leads the messages of a topic to the shards of Shards.Count in place of those of
 // Shards.Previous. Call it once, in any process, when all processes run with Shards.Previous.
 // Producers and consumers may continue. It takes a second. If it returns an error or is
@@ -67,7 +70,8 @@ func (s *Subscriber) moveShards(ctx context.Context, topic string, previous, nex
 			return s.put(channel, address{key: previous.queue(i)}, newMarker(true))
 		}
 		err := s.onChannel(ctx, s.publishing, mark)
-		if errors.Is(err, errNotConfirmed) { // RabbitMQ fails where a consumer removes the queue just then
+		// RabbitMQ fails, or is silent, where a consumer removes the queue just then.
+		for try := 1; errors.Is(err, errNotConfirmed) && try < markTries && sleep.For(ctx, overlap/10); try++ {
 			err = s.onChannel(ctx, s.publishing, mark)
 		}
 		if err != nil && !errors.Is(err, errNoQueue) { // drained after an earlier call
