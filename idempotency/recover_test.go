@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,11 +21,11 @@ func TestMiddleware_RunsAgainOnlyWhatIsStillItsOwn(t *testing.T) {
 		store, runs := &idempotency.MemoryStore{}, 0
 		do(t, newEngine(t, dyingStore{store}, nil).Middleware(ok("lost")), post("/", "x"))
 		time.Sleep(time.Minute)
-		asked := 0
+		var asked atomic.Int64
 		handler := newEngine(t, store, func(c *idempotency.Config) {
 			c.Failures.Crashed = idempotency.CrashedRecover
 			c.Failures.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
-				if asked++; asked == 1 {
+				if asked.Add(1) == 1 {
 					time.Sleep(c.Failures.Lease + time.Minute)
 				}
 				return idempotency.Recovery{RunAgain: true}, nil
@@ -41,8 +42,8 @@ func TestMiddleware_RunsAgainOnlyWhatIsStillItsOwn(t *testing.T) {
 			t.Errorf("the one that took over: %d %s", w.Code, w.Body)
 		}
 		first.Wait()
-		if runs != 1 || asked != 2 {
-			t.Errorf("%d runs, asked %d times", runs, asked)
+		if runs != 1 || asked.Load() != 2 {
+			t.Errorf("%d runs, asked %d times", runs, asked.Load())
 		}
 	})
 }
@@ -76,14 +77,13 @@ func TestMiddleware_RunsNothingAgainWithoutTime(t *testing.T) {
 // distantStore answers its first claim long after it was granted.
 type distantStore struct {
 	idempotency.Store
-	delay *time.Duration
+	delay *atomic.Int64
 }
 
 func (s distantStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
-	delay := *s.delay
-	*s.delay = 0
+	delay := s.delay.Swap(0)
 	r, granted, err := s.Store.Claim(ctx, c)
-	time.Sleep(delay)
+	time.Sleep(time.Duration(delay))
 	return r, granted, err
 }
 
@@ -95,7 +95,8 @@ func TestMiddleware_KeepsALeaseThatHasBegunLongAgo(t *testing.T) {
 		for name, store := range map[string]idempotency.Store{"claim": &idempotency.MemoryStore{}, "recover": &idempotency.MemoryStore{}} {
 			through := store
 			if name == "claim" {
-				delay := 24 * time.Second
+				var delay atomic.Int64
+				delay.Store(int64(24 * time.Second))
 				through = distantStore{store, &delay}
 			} else {
 				do(t, newEngine(t, dyingStore{store}, nil).Middleware(ok("lost")), post("/", "x"))
