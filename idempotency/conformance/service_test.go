@@ -24,12 +24,14 @@ import (
 type service struct {
 	bug      bug
 	optional bool // keys, for orders
+	busy     bool // it cannot register a request when it comes first
 
 	mu      sync.Mutex
 	records map[string]*record
 	ids     []string // of records, the oldest first
 	effects map[string]conformance.Counts
 	placed  map[string]int // how often an order was placed, by id
+	refused map[string]bool
 }
 
 // record is what is known of a key.
@@ -47,7 +49,7 @@ type record struct {
 var limits = conformance.Capabilities{Transactional: true, Timeout: 3 * time.Second, MaxBody: 2 << 20, MaxResponse: 200_000}
 
 func newService(b bug) *service {
-	return &service{bug: b, records: map[string]*record{}, effects: map[string]conformance.Counts{}, placed: map[string]int{}}
+	return &service{bug: b, records: map[string]*record{}, effects: map[string]conformance.Counts{}, placed: map[string]int{}, refused: map[string]bool{}}
 }
 
 // keyed is the middleware.
@@ -86,7 +88,12 @@ func (p *process) keyed(optional bool, next func(*attempt)) http.HandlerFunc {
 			return
 		}
 		tenant, user := caller(r)
-		rec, mine := p.claim(&record{id: p.id(tenant, user, key), fingerprint: fingerprint, caller: fmt.Sprintf("%q %q", tenant, user)})
+		id := p.id(tenant, user, key)
+		if p.refuse(id) {
+			problem(w, http.StatusServiceUnavailable, "store-unavailable", "")
+			return
+		}
+		rec, mine := p.claim(&record{id: id, fingerprint: fingerprint, caller: fmt.Sprintf("%q %q", tenant, user)})
 		if p.bug == waitsForever && !mine {
 			select {
 			case <-rec.ended:
@@ -100,6 +107,17 @@ func (p *process) keyed(optional bool, next func(*attempt)) http.HandlerFunc {
 		}
 		p.known(w, r, rec, fingerprint)
 	}
+}
+
+// refuse reports whether the service is too busy to register a request.
+func (p *process) refuse(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.busy || p.refused[id] {
+		return false
+	}
+	p.refused[id] = true
+	return true
 }
 
 // bare runs a request without a key.

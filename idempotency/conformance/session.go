@@ -174,13 +174,27 @@ func (w *watched) Read(p []byte) (int, error) {
 	return w.Reader.Read(p)
 }
 
-// try sends m, and returns a connection error in the reply.
+// try sends m, and returns a connection error in the reply. What the service could not register
+// has not run: it is sent again, so that a busy machine fails no case.
 func (x *session) try(m message) *reply {
 	if m.ctx == nil {
 		ctx, cancel := context.WithTimeout(x.ctx, x.target.Patience)
 		defer cancel()
 		m.ctx = ctx
 	}
+	r := x.once(m)
+	for r.problem() == "store-unavailable" && m.ctx.Err() == nil {
+		x.pause()
+		again := x.once(m)
+		if again.err != nil && m.ctx.Err() != nil {
+			break // the refusal tells more
+		}
+		r = again
+	}
+	return r
+}
+
+func (x *session) once(m message) *reply {
 	request, r := x.request(m)
 	response, err := x.http.Do(request)
 	if err != nil {

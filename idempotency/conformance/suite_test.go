@@ -100,6 +100,14 @@ func TestSuite_PassesASoundOperation(t *testing.T) {
 	}
 }
 
+// A request that the service could not register is sent again.
+func TestSuite_PassesABusyProbe(t *testing.T) {
+	t.Parallel()
+	s := newService(sound)
+	s.busy = true
+	expectAll(t, s.target(t), 110)
+}
+
 // Callers differ by header, query or path.
 func TestSuite_SeparatesTenantsByWhateverNamesThem(t *testing.T) {
 	t.Parallel()
