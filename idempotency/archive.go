@@ -8,7 +8,6 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/keystore"
-	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // ArchivedKey is the record of a key that is past its retention, without its response.
@@ -29,9 +28,16 @@ type ArchivedKey struct {
 // Archive takes records before they are deleted.
 type Archive func(ctx context.Context, keys []ArchivedKey) error
 
+const (
+	// archiveLimit is how long an archive may take for a batch.
+	archiveLimit = time.Minute
+	// archiveAbandoned is how many calls of an archive that have not returned may exist.
+	archiveAbandoned = 2
+)
+
 // PurgeArchived is Purge, but deletes only records that archive has taken: up to limit of
 // them. An error or a panic of archive keeps them. After a crash it gets them again, so it
-// must be idempotent. It may take its time. Location and ResourceID are as they are stored,
+// must be idempotent. Its context ends after a minute, and then it gets them again. Location and ResourceID are as they are stored,
 // encrypted if responses are.
 //
 // Engines delete records too: those of keys that come again after their retention, and in
@@ -53,7 +59,7 @@ func (s *SQLStore) purgeArchived(ctx context.Context, limit int, archive Archive
 	for i := range due {
 		keys[i] = archivedKey(reveal(recordOf(due[i].Record)))
 	}
-	if err := nopanic.Call(func() error { return archive(ctx, keys) }); err != nil {
+	if err := bounded.Call(ctx, s.archiving, archiveLimit, func(ctx context.Context) error { return archive(ctx, keys) }); err != nil {
 		return expired, fmt.Errorf("archive keys: %w", err)
 	}
 	deleted, err := bounded.Do(ctx, s.calls, stepLimit, func(ctx context.Context) (int, error) { return s.keys.DeleteDue(ctx, due) })

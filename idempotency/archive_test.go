@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -216,6 +217,54 @@ func TestArchive_IsRepeatedAfterACrash(t *testing.T) {
 		}
 		if n, err := p.store.PurgeArchived(t.Context(), 10, to.archive); err != nil || n != 3 || len(to.kept) != 6 {
 			t.Errorf("%d deleted, %d archived, %v", n, len(to.kept), err)
+		}
+	})
+}
+
+// What a user's archive does keeps Run from nothing but its own batch.
+func TestEngine_AnArchiveThatEndsItsGoroutineOrHangsEndsNoPurge(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		release := make(chan struct{})
+		defer close(release)
+		hangs := false
+		engine := p.engine(t, func(c *idempotency.Config) {
+			c.Expiry.Archive = func(context.Context, []idempotency.ArchivedKey) error {
+				if hangs {
+					<-release
+				}
+				runtime.Goexit()
+				return nil
+			}
+		})
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }))
+		do(t, handler, post("/", "x"))
+		p.outlive(t)
+		_, err := engine.Purge(t.Context()) // expires the response
+		for range 2 {
+			failed := make(chan error, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
+			if hangs {
+				cancel()
+				ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
+			}
+			go func() {
+				defer close(failed)
+				_, err := engine.Purge(ctx)
+				failed <- err
+			}()
+			testserver.Eventually(t, "the purge returns", func() bool {
+				select {
+				case err = <-failed:
+					return true
+				default:
+					return false
+				}
+			})
+			cancel()
+			if err == nil {
+				t.Errorf("hangs %t: no error; the archive ended the goroutine, or had the record deleted", hangs)
+			}
+			hangs = true
 		}
 	})
 }

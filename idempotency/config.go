@@ -277,7 +277,7 @@ type ExpiryConfig struct {
 	// Archive is called with records that are past their retention, PurgeBatch at a time,
 	// before Run and Purge delete them: nothing is deleted for which it has not returned nil.
 	// After a crash, or if several processes run, it gets records again, so it must be
-	// idempotent. It may take its time. It gets no responses. What operators release or erase
+	// idempotent. Its context ends after a minute, and then it gets them again. It gets no responses. What operators release or erase
 	// is not archived.
 	//
 	// A key past its retention is then answered with 410 until its record has been archived,

@@ -33,7 +33,9 @@ type SQLStore struct {
 	where database.Database
 	keys  keystore.Store
 	usage *usagestore.Store
-	calls *bounded.Calls
+	calls *bounded.Calls // of the database
+
+	archiving *bounded.Calls // of an archive
 }
 
 // Limits on the store's database calls. While a server is silent, a driver may not return
@@ -67,7 +69,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 		return nil, err
 	}
 	calls := bounded.New(mostAbandoned)
-	return &SQLStore{db: db, where: where, keys: keystore.Open(db, where, calls, cfg.Prepare), usage: usagestore.Open(db, where), calls: calls}, nil
+	return &SQLStore{db: db, where: where, keys: keystore.Open(db, where, calls, cfg.Prepare), usage: usagestore.Open(db, where), calls: calls, archiving: bounded.New(archiveAbandoned)}, nil
 }
 
 // Claim implements [Store.Claim]. On SQLite it reads first, so that a duplicate does not

@@ -8,7 +8,6 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/inboxstore"
-	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // ArchivedID is the id of a message that is past its retention.
@@ -22,9 +21,18 @@ type ArchivedID struct {
 type archive func(ctx context.Context, old []inboxstore.OldID) error
 
 // archive returns what Config.Archive makes of ids; nil: nothing is archived.
-func (in *Inbox) archive() archive { return archiveOf(in.cfg.Consumer, in.cfg.Archive) }
+func (in *Inbox) archive() archive { return archiveOf(in.cfg.Consumer, in.archiving, in.cfg.Archive) }
 
-func archiveOf(consumer string, to func(ctx context.Context, ids []ArchivedID) error) archive {
+const (
+	// archiveLimit is how long an archive may take for a batch: others are purged after it.
+	archiveLimit = time.Minute
+	// archiveAbandoned is how many calls of an archive that have not returned may exist.
+	archiveAbandoned = 2
+)
+
+var errArchiveSilent = errors.New("it has not returned")
+
+func archiveOf(consumer string, calls *bounded.Calls, to func(ctx context.Context, ids []ArchivedID) error) archive {
 	if to == nil {
 		return nil
 	}
@@ -33,15 +41,18 @@ func archiveOf(consumer string, to func(ctx context.Context, ids []ArchivedID) e
 		for i, id := range old {
 			ids[i] = ArchivedID{Consumer: consumer, MessageID: id.MessageID, ReceivedAt: id.ReceivedAt}
 		}
-		if err := nopanic.Call(func() error { return to(ctx, ids) }); err != nil {
+		err := bounded.Call(ctx, calls, archiveLimit, func(ctx context.Context) error { return to(ctx, ids) })
+		if errors.Is(err, bounded.ErrAbandoned) || errors.Is(err, bounded.ErrTooManyAbandoned) {
+			err = errArchiveSilent // which says nothing about the database
+		}
+		if err != nil {
 			return fmt.Errorf("archive ids: %w", err)
 		}
 		return nil
 	}
 }
 
-// archiveBatch archives one batch of ids and then removes it. The archive may take its time;
-// the database may not.
+// archiveBatch archives one batch of ids and then removes it.
 func archiveBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.Store, retention time.Duration, archive archive) (removed removal, err error) {
 	old, err := bounded.Do(ctx, calls, callLimit, func(ctx context.Context) ([]inboxstore.OldID, error) {
 		return store.OldIDs(ctx, retention, purgeBatch)

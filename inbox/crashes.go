@@ -41,7 +41,7 @@ func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 			seen = reportDown
 		}
 		turned, _ := in.gate.leave(probe, seen, id)
-		in.logOutage(ctx, turned, probe, seen == reportDown, err)
+		in.logOutage(ctx, turned, probe != 0, seen == reportDown, err)
 		switch {
 		case seen == reportDown:
 			continue

@@ -64,10 +64,10 @@ var (
 	ErrOvertaken = errors.New("inbox: a later message of the key has been handled")
 
 	// ErrShared is returned by a transaction that a group shares for a statement that
-	// changes settings (SET, RESET, set_config, PRAGMA), because they would apply to the
-	// other messages too. The message is then handled alone, where such statements are
-	// allowed.
-	ErrShared = errors.New("inbox: a shared transaction must not change settings")
+	// changes settings (SET, RESET, set_config, PRAGMA) or makes a temporary table, because
+	// they would reach the other messages too. The message is then handled alone, where such
+	// statements are allowed.
+	ErrShared = errors.New("inbox: a shared transaction must not change settings or make temporary tables")
 
 	// ErrTxEnded is returned by a transaction handle whose transaction is over. Either the
 	// handler has returned (do not keep the handle or use it from a goroutine that outlives

@@ -7,7 +7,8 @@ import (
 )
 
 // gate keeps messages waiting during an outage. While it is closed, one message at a time
-// goes through to find out whether the outage is over.
+// goes through to find out whether the outage is over: a probe. A probe's handler may take long,
+// or not return, so after the longest time between probes another message is let through beside it.
 //
 // One message that finds something unavailable proves little: only it, or its tenant, may
 // be affected. So the gate closes when several different keys report it, and for a moment
@@ -18,7 +19,9 @@ type gate struct {
 	closed   bool
 	until    time.Time // the next probe is not before
 	failures int
-	probing  bool
+	probes   int                 // let through so far; the number of the latest
+	probing  bool                // the latest has not reported
+	probed   time.Time           // when it was let through
 	changed  chan struct{}       // closed, and replaced, on every change
 	agree    map[string]struct{} // some keys that found something missing since a message was last handled
 	since    time.Time           // the first of them
@@ -56,23 +59,25 @@ func newGate(jitter func(time.Duration) time.Duration) *gate {
 	return &gate{changed: make(chan struct{}), agree: make(map[string]struct{}), jitter: jitter}
 }
 
-// enter waits until a message may be handled. probe means that this message's result
-// decides; pass it to leave.
-func (g *gate) enter(ctx context.Context) (probe bool, err error) {
+// enter waits until a message may be handled. probe is 0, or the number of a probe, whose
+// result decides; pass it to leave.
+func (g *gate) enter(ctx context.Context) (probe int, err error) {
 	for {
 		g.mu.Lock()
 		if !g.closed {
 			g.mu.Unlock()
-			return false, nil
+			return 0, nil
 		}
 		wait := time.Until(g.until)
-		if wait <= 0 && !g.probing {
-			g.probing = true
-			g.mu.Unlock()
-			return true, nil
-		}
 		if g.probing {
-			wait = lastProbe // a change wakes it
+			wait = time.Until(g.probed.Add(g.longest())) // a change wakes it
+		}
+		if wait <= 0 {
+			g.probes++
+			g.probing, g.probed = true, time.Now()
+			probe := g.probes
+			g.mu.Unlock()
+			return probe, nil
 		}
 		changed := g.changed
 		g.mu.Unlock()
@@ -82,7 +87,7 @@ func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return false, ctx.Err()
+			return 0, ctx.Err()
 		}
 		timer.Stop()
 	}
@@ -90,21 +95,25 @@ func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 
 // leave reports the result of a message that was let through. turned means that an outage
 // begins or ends. alone means that only this message found something unavailable: others have
-// been handled since the last such report.
-func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
+// been handled since the last such report. A probe behind which another one was let through
+// can open the gate. It cannot close it: what it has found may be long ago.
+func (g *gate) leave(probe int, seen report, key string) (turned, alone bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if probe {
+	latest := g.probing && probe == g.probes
+	if latest {
 		g.probing = false
 	}
-	shut, decides := seen == reportDown, probe
+	shut, decides := seen == reportDown, latest
 	switch seen {
 	case reportWorking:
 		g.works = true
 		clear(g.agree)
 		// A message that was let through before the outage, and takes longer than those that
 		// found something unavailable, proves as much as a probe: what it needs is available.
-		decides = decides || g.closed && !g.outage
+		decides = probe != 0 || g.closed && !g.outage
+	case reportAnswering:
+		decides = probe != 0
 	case reportMissing:
 		alone = g.works
 		g.works = false
@@ -114,9 +123,9 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 		if len(g.agree) < agreement {
 			g.agree[key] = struct{}{}
 		}
-		shut = probe || len(g.agree) >= agreement && time.Since(g.since) >= agreementTime
+		shut = latest || len(g.agree) >= agreement && time.Since(g.since) >= agreementTime
 	case reportNothing:
-		if probe {
+		if latest {
 			g.wake() // the next one probes
 		}
 		return false, false
@@ -128,17 +137,21 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	g.closed, g.outage = shut, seen == reportDown
 	if shut {
 		g.failures++
-		most := lastProbe
-		if g.outage {
-			most = lastDatabaseProbe
-		}
-		g.until = time.Now().Add(g.jitter(double(firstProbe, g.failures-1, most)))
+		g.until = time.Now().Add(g.jitter(double(firstProbe, g.failures-1, g.longest())))
 		clear(g.agree) // it holds at most the keys that close the gate
 	} else {
-		g.failures = 0
+		g.failures, g.probing = 0, false
 	}
 	g.wake()
 	return turned, alone
+}
+
+// longest is the longest average time between probes. Called with mu held.
+func (g *gate) longest() time.Duration {
+	if g.outage {
+		return lastDatabaseProbe
+	}
+	return lastProbe
 }
 
 // wake wakes all waiting messages. Called with mu held.

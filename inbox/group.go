@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -70,8 +72,8 @@ func (g *Group) resolve(bad func(field, value, problem string)) {
 // It requires that a handler may run again after an attempt that left nothing behind. If a
 // member of a group fails, the group is rolled back, the member runs again alone, and the
 // others run again without it. A handler that changes settings for its transaction (set
-// local, set_config) gets ErrShared and runs again alone, so it gains nothing here. Do not
-// use groups for a handler that rolls back to savepoints it has not set, because they
+// local, set_config) or makes a temporary table gets ErrShared and runs again alone, so it
+// gains nothing here. Do not use groups for a handler that rolls back to savepoints it has not set, because they
 // would affect the others of its group, nor for one that takes long. Handlers of a group
 // run one after the other, sorted by ordering key, at most one of a key. lib/pq keeps no
 // prepared statements. With it, a statement with arguments that handlers execute
@@ -90,7 +92,8 @@ type shared struct {
 	in      *Inbox
 	gather  *group.Group[*work, ended]
 	repeats *txhandle.Repeats
-	batch   BatchHandler // nil where each message has its own handler
+	batch   BatchHandler   // nil where each message has its own handler
+	calls   *bounded.Calls // of handlers
 }
 
 type member = group.Member[*work, ended]
@@ -104,7 +107,7 @@ type ended struct {
 func newShared(in *Inbox, batch BatchHandler) *shared {
 	cfg := in.cfg.Group
 	limits := group.Limits{Size: cfg.Size, Bytes: cfg.Bytes, Wait: cfg.Wait, Writers: in.store.Writers()}
-	s := &shared{in: in, repeats: txhandle.NewRepeats(in.db), batch: batch}
+	s := &shared{in: in, repeats: txhandle.NewRepeats(in.db), batch: batch, calls: bounded.New(mostAbandoned)}
 	s.gather = group.New(limits, s)
 	return s
 }
@@ -159,7 +162,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 		for _, m := range members {
 			m.Finish(e)
 		}
-	case s.batch != nil:
+	case s.batch != nil && !errors.Is(e.err, errNotReturned): // in each part it would not return either
 		s.search(ctx, members)
 	default:
 		// It is unknown which message is at fault: it may have been a deferred constraint.
@@ -216,7 +219,7 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 	if len(claimed) == 0 {
 		return claimed, nil, ended{outcome: outcomeDuplicate}
 	}
-	if culprit, err = s.effects(ctx, tx, members, claimed); err != nil {
+	if culprit, err = s.attend(ctx, tx, members, claimed); err != nil {
 		if tx.Unanswered(err) {
 			return nil, nil, ended{outcomeDatabaseDown, errors.Join(err, bounded.ErrAbandoned)}
 		}
@@ -232,8 +235,35 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 	return claimed, nil, ended{result, err}
 }
 
-// effects runs the handlers of the members whose ids were claimed.
-func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
+// errNotReturned is the end of a group in which a handler ignores that its time is over.
+var errNotReturned = fmt.Errorf("a handler of the group has not returned: %w", context.DeadlineExceeded)
+
+// attend runs the handlers, and waits for them for a moment longer than the transaction
+// lasts. One that does not return holds up its own message then, as it would alone, and not
+// those that shared its transaction. It has no transaction any more, and no handler runs after
+// it. One that ends its goroutine ends no member's.
+func (s *shared) attend(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (*member, error) {
+	type result struct {
+		culprit *member
+		err     error
+	}
+	var running atomic.Pointer[member]
+	ran, err := bounded.Do(ctx, s.calls, math.MaxInt64, func(context.Context) (r result, _ error) {
+		r.culprit, r.err = s.effects(ctx, tx, members, claimed, &running)
+		return r, nil
+	})
+	switch {
+	case err == nil:
+		return ran.culprit, ran.err
+	case errors.Is(err, bounded.ErrAbandoned), errors.Is(err, bounded.ErrTooManyAbandoned):
+		err = errNotReturned
+	}
+	return running.Load(), err
+}
+
+// effects runs the handlers of the members whose ids were claimed. running is the one whose
+// handler runs.
+func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool, running *atomic.Pointer[member]) (culprit *member, err error) {
 	if s.batch != nil {
 		return s.batchEffect(ctx, tx, members, claimed)
 	}
@@ -249,6 +279,10 @@ func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member,
 		if !claimed[m.ID] {
 			continue
 		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err() // after a handler that took longer nobody waits
+		}
+		running.Store(m)
 		if err := s.in.effect(until(ctx, m.Context()), tx, statements, m.Work, ErrShared); err != nil {
 			return m, err
 		}

@@ -25,6 +25,7 @@ type work struct {
 	start       start   // what was recorded of it before
 	before      [2]int  // failed deliveries: by itself, by what was unavailable
 	tries       int     // failed attempts of this delivery
+	skips       bool    // it has waited long enough for an earlier message of its sequence
 	span        trace.Span
 	last        outcome // of the latest attempt, or why there was none
 	dead        bool    // it has become a dead letter

@@ -108,8 +108,9 @@ type Config struct {
 
 	// Archive is called with ids that are past Retention, up to a thousand at a time, before
 	// Run and Purge remove them: they remove nothing for which it has not returned nil. After
-	// a crash, or if several processes run, it gets ids again, so it must be idempotent. It
-	// may take its time, and keeps up nothing else. Ids of dead letters stay. Default: none.
+	// a crash, or if several processes run, it gets ids again, so it must be idempotent. Its
+	// context ends after a minute, and then it gets them again. Ids of dead letters stay.
+	// Default: none.
 	Archive func(ctx context.Context, ids []ArchivedID) error
 
 	// Fingerprint returns what distinguishes two messages with the same id, for example a
@@ -194,7 +195,8 @@ type Inbox struct {
 	store     inboxstore.Store
 	letters   dlqstore.Store                    // nil without Config.DeadLetters
 	jitter    func(time.Duration) time.Duration // spreads a delay
-	calls     *bounded.Calls
+	calls     *bounded.Calls                    // of the database
+	archiving *bounded.Calls                    // of Config.Archive
 	group     *shared
 	gate      *gate
 	isolation *isolation
@@ -310,7 +312,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
 	}
 	if cfg.Replays != nil {
-		in.replayer = &replayer{in: in, published: map[int64]publishedLetter{}}
+		in.replayer = &replayer{in: in, published: map[int64]publishedLetter{}, calls: bounded.New(publishAbandoned)}
 	}
 	in.pauses = &pauses{store: steerstore.Open(db, resolved)}
 	in.reset(jitter)
@@ -320,7 +322,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 // reset gives an inbox the state of a process that has just started. jitter spreads a delay.
 func (in *Inbox) reset(jitter func(time.Duration) time.Duration) {
 	in.jitter = jitter
-	in.calls = bounded.New(mostAbandoned)
+	in.calls, in.archiving = bounded.New(mostAbandoned), bounded.New(archiveAbandoned)
 	in.gate, in.isolation, in.gaps.jitter = newGate(jitter), newIsolation(in.cfg.Timeout), jitter
 	in.decoders, in.plain = semaphore.NewWeighted(decodersAtMost), semaphore.NewWeighted(plainAtMost)
 	in.refused = newRefusals(in)

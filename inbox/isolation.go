@@ -64,6 +64,15 @@ func (i *isolation) enter(ctx context.Context) (*runner, error) {
 	}
 }
 
+// join adds one that runs already.
+func (i *isolation) join(began time.Time) *runner {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	g := &runner{began}
+	i.running[g] = struct{}{}
+	return g
+}
+
 func (i *isolation) leave(g *runner) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -165,27 +174,33 @@ func (in *Inbox) isolate(ctx context.Context, w *work) (leave func(), err error)
 		in.discharge(ctx, w.id)
 	}
 	ended, released := make(chan struct{}), make(chan struct{})
-	charged := true
+	began, charged := time.Now(), true
+	var beside *runner
 	go func() { // leave waits for it
 		defer close(released)
-		defer in.isolation.reopen()
 		timer := time.NewTimer(isolatedFor)
 		defer timer.Stop()
 		select {
 		case <-ended:
 		case <-timer.C:
-			// From here on other messages may crash the process.
+			// From here on other messages may crash the process, and this one is one of many: the
+			// turn passes on, since its handler may never return.
 			charged = false
 			if alone {
 				in.discharge(ctx, w.id)
 			}
+			beside = in.isolation.join(began)
 		}
+		in.isolation.reopen()
+		<-in.isolation.turn
 	}()
 	return func() {
 		close(ended)
 		<-released
 		w.start.charged = w.start.charged && charged
-		<-in.isolation.turn
+		if beside != nil {
+			in.isolation.leave(beside)
+		}
 	}, nil
 }
 

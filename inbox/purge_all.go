@@ -49,7 +49,7 @@ func PurgeAllArchived(ctx context.Context, db *sql.DB, cfg oncemill.Config, rete
 		stored := inboxstore.Config{Consumer: consumer}.Resolve(where.Dialect, func(string, string, string) {}) // defaults are good
 		return inboxstore.Open(db, where, stored)
 	}
-	calls := bounded.New(mostAbandoned)
+	calls, archiving := bounded.New(mostAbandoned), bounded.New(archiveAbandoned)
 	consumers, err := bounded.Do(ctx, calls, callLimit, func(ctx context.Context) ([]string, error) {
 		if err := oncemill.CheckMigrated(ctx, db, where.Config(), Migrations); err != nil {
 			return nil, err
@@ -63,7 +63,7 @@ func PurgeAllArchived(ctx context.Context, db *sql.DB, cfg oncemill.Config, rete
 	var errs []error
 	for _, consumer := range consumers {
 		p := Purged{Consumer: consumer}
-		err := p.remove(ctx, calls, open(consumer), retention, archiveOf(consumer, archive))
+		err := p.remove(ctx, calls, open(consumer), retention, archiveOf(consumer, archiving, archive))
 		all = append(all, p)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("inbox: purge %q: %w", consumer, err))

@@ -13,8 +13,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/dlqstore"
-	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sleep"
 )
 
@@ -34,8 +34,8 @@ import (
 // handled like any other. Inboxes of other consumers acknowledge a replay that they can
 // check. If they cannot read the dead letters, choose a Topic that they do not receive.
 type Replays struct {
-	// Publisher publishes the messages. Give it a timeout: a call that does not return
-	// delays the end of Run. Required.
+	// Publisher publishes the messages. A call that takes longer than a minute has failed, and
+	// its message is published again. Required.
 	Publisher message.Publisher
 
 	// Topic returns the topic to publish a dead letter's message to. Prefer a topic that
@@ -69,6 +69,11 @@ const (
 	// published again. It doubles each time.
 	replayAgain    = 10 * time.Minute
 	replayAgainMax = 6 * time.Hour
+
+	// publishLimit is how long Topic and Publisher may take for a message.
+	publishLimit = time.Minute
+	// publishAbandoned is how many such calls that have not returned may exist.
+	publishAbandoned = 2
 )
 
 // Replay is one step of Run. It publishes the messages of all dead letters that are to be
@@ -84,7 +89,8 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 
 // replayer publishes the messages of dead letters that are to be replayed.
 type replayer struct {
-	in *Inbox
+	in    *Inbox
+	calls *bounded.Calls // of Topic and Publisher
 
 	mu        sync.Mutex
 	published map[int64]publishedLetter
@@ -156,6 +162,9 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 				replayed++
 				published[l.ID] = last.next(l.Version)
 			case err != nil:
+				if errors.Is(err, errPublisherSilent) {
+					published[l.ID] = last.next(l.Version) // it may have arrived, and the next ones are not to wait for it
+				}
 				if failed++; failed <= mostErrorsTold {
 					errs = append(errs, fmt.Errorf("dead letter %d: %w", l.ID, err))
 				}
@@ -189,13 +198,9 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	case err != nil:
 		return false, err
 	}
-	var topic string
-	err = nopanic.Call(func() error { topic = in.cfg.Replays.Topic(letter); return nil })
+	topic, err := r.topicOf(ctx, letter)
 	if err != nil {
 		return false, err
-	}
-	if topic == "" {
-		return false, errNoReplayTopic
 	}
 	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
 	if errors.Is(err, dlqstore.ErrNotFound) {
@@ -204,11 +209,35 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read token: %w", err)
 	}
-	err = nopanic.Call(func() error { return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token)) })
+	err = bounded.Call(ctx, r.calls, publishLimit, func(context.Context) error {
+		return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token))
+	})
+	if errors.Is(err, bounded.ErrAbandoned) {
+		err = errPublisherSilent
+	}
 	if err != nil {
 		return false, fmt.Errorf("publish to %q: %w", topic, err)
 	}
 	return true, nil
 }
 
-var errNoReplayTopic = errors.New("the topic is unknown; set Config.Replays.Topic")
+// topicOf returns the topic to publish a dead letter's message to.
+func (r *replayer) topicOf(ctx context.Context, letter *dlq.Letter) (string, error) {
+	topic := make(chan string, 1)
+	err := bounded.Call(ctx, r.calls, publishLimit, func(context.Context) error {
+		topic <- r.in.cfg.Replays.Topic(letter)
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	if to := <-topic; to != "" {
+		return to, nil
+	}
+	return "", errNoReplayTopic
+}
+
+var (
+	errNoReplayTopic   = errors.New("the topic is unknown; set Config.Replays.Topic")
+	errPublisherSilent = errors.New("the publisher has not returned; the message is published again later")
+)

@@ -163,15 +163,14 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 	if problem := text.Check(key, maxID); problem != "" {
 		return false, Permanent(fmt.Errorf("the key of the sequence %s", problem))
 	}
-	over := false
 	for {
-		at, err := boundtx.Wait(ctx, tx, func() (inboxstore.Position, error) { return in.store.Advance(ctx, tx.Raw, key, seq, over) })
+		at, err := boundtx.Wait(ctx, tx, func() (inboxstore.Position, error) { return in.store.Advance(ctx, tx.Raw, key, seq, w.skips) })
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("sequence: %w", err)
 		case at == inboxstore.PositionEarly && in.gaps.wait(key, w.id, seq) <= in.cfg.GapWait:
 			return false, ErrGap
-		case at == inboxstore.PositionEarly && !over:
+		case at == inboxstore.PositionEarly && !w.skips:
 			retried, err := boundtx.Wait(ctx, tx, func() (bool, error) { return in.store.Retried(ctx, tx.Raw, key, seq, in.cfg.GapWait) })
 			if err != nil {
 				return false, fmt.Errorf("sequence: %w", err)
@@ -179,7 +178,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 			if retried {
 				return false, ErrGap
 			}
-			over = true // waited for GapWait: continue without it
+			w.skips = true // waited for GapWait: continue without it, also if it fails and is tried again
 			continue
 		case at == inboxstore.PositionPassed && (w.tries > 0 || cameBefore(ctx)):
 			in.gaps.forget(key, w.id)

@@ -164,3 +164,35 @@ func TestSequence_DropsNothingThatWasTried(t *testing.T) {
 		}
 	})
 }
+
+// A message that has waited for one that does not come, and then fails, fails like any other: it becomes a dead letter,
+// and its key goes on.
+func TestSequence_AFailureBehindAGapIsCounted(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
+			cfg.GapWait = 100 * time.Millisecond
+			cfg.Retry = inbox.Retry{Tries: 3, Deliveries: 2, Backoff: time.Millisecond, Delay: time.Millisecond}
+			cfg.Sequence = func(m *message.Message) (int64, bool) {
+				n, err := strconv.ParseInt(m.UUID, 10, 64)
+				return n, err == nil
+			}
+		})
+		msg := func(id string) *message.Message {
+			m := from(t, id, delivery{})
+			m.Metadata.Set(outbox.KeyMetadata, "k")
+			return m
+		}
+		runs := 0
+		failing := func(*message.Message) ([]*message.Message, error) { runs++; return nil, errUndo }
+		expectNoError(t, deliverMessage(t, in, msg("1"), effect))
+		deliveries := 0
+		for ; len(dead.all()) == 0 && deliveries < 20; deliveries++ {
+			_ = deliverMessage(t, in, msg("3"), failing)
+			testserver.Pause(t.Context(), 150*time.Millisecond) // longer than GapWait
+		}
+		if len(dead.all()) != 1 || runs != 6 {
+			t.Fatalf("%d letters after %d deliveries and %d runs", len(dead.all()), deliveries, runs)
+		}
+		eventually(t, "the key goes on", func() bool { return deliverMessage(t, in, msg("4"), effect) == nil })
+	})
+}

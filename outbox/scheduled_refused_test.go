@@ -326,3 +326,53 @@ func TestMoveDue_PassesLargeOnesThatWaitInFewLooks(t *testing.T) {
 		p.exec(t, `drop function slow_insert cascade`)
 	})
 }
+
+// Messages that a trigger of SQLite refuses hold up their keys alone, too, and are moved once they
+// can be.
+func TestMoveDue_OneThatSQLiteRefusesHoldsUpItsKeyAlone(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	p.refusesOnSQLite(t)
+	past := p.now(t).Add(-time.Hour)
+	for i := range 3 {
+		due := past.Add(time.Duration(100*i) * time.Second)
+		p.publish(t, at(fmt.Sprint("bad", i), fmt.Sprint("k", i), due), at(fmt.Sprint("behind", i), fmt.Sprint("k", i), due.Add(time.Minute)))
+	}
+	const others = 450 // several times what a statement moves
+	for i := range others {
+		p.publish(t, at(fmt.Sprint("other", i), fmt.Sprint("other", i), past.Add(time.Duration(i)*time.Second)))
+	}
+	for calls := 0; p.scheduled(t) > 6; calls++ {
+		if calls == 200 {
+			t.Fatalf("%d wait, want 6", p.scheduled(t))
+		}
+		p.moveWithin(t, usualLimit)
+	}
+	p.exec(t, `drop trigger refuses`)
+	for calls := 0; p.scheduled(t) > 0; calls++ {
+		if calls == 200 {
+			t.Fatalf("%d still wait", p.scheduled(t))
+		}
+		p.queue.TryRefusedNow()
+		p.moveWithin(t, usualLimit)
+	}
+	var order []string
+	for _, r := range p.read(t) {
+		order = append(order, r.MessageID)
+	}
+	for i := range 3 {
+		if bad, behind := slices.Index(order, fmt.Sprint("bad", i)), slices.Index(order, fmt.Sprint("behind", i)); bad < 0 || behind < bad {
+			t.Errorf("bad%d came at %d, and what is behind it at %d", i, bad, behind)
+		}
+	}
+	if len(order) != others+6 {
+		t.Errorf("%d were moved", len(order))
+	}
+}
+
+func (p *fixture) refusesOnSQLite(t *testing.T) {
+	t.Helper()
+	p.exec(t, `create trigger refuses before insert on {{outbox}} for each row when new.message_id like 'bad%' begin select raise(abort, 'not so'); end`)
+	p.cfg.Logger = slog.New(slog.DiscardHandler)
+	p.use(t, p.db, nil)
+}

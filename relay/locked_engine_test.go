@@ -155,4 +155,27 @@ func TestEngine_ALaneTakesNoMoreThanItsPart(t *testing.T) {
 	if taken[0] != 8 || taken[1] != 6 {
 		t.Errorf("in flight: %v", taken)
 	}
+	if l := d.lanes[0]; d.mayPublish(l, d.now) {
+		t.Error("a probe may exceed the part of its lane")
+	}
+}
+
+// With few calls, or a small window, too, one lane leaves room for others.
+func TestWindows_NoLaneTakesAll(t *testing.T) {
+	t.Parallel()
+	for _, parallel := range []int{1, 2, 8, 32} {
+		for _, configured := range []int{1, 2, 4, 8, 64, 1000} {
+			sink, err := NewPublisherSink(nopPublisher{}, PublisherConfig{Parallel: parallel})
+			if err != nil {
+				t.Fatal(err)
+			}
+			window, ofLane := windows(configured, sink)
+			if window > configured || window < 1 || ofLane < 1 || ofLane*min(parallel, 4) > max(window, 4) {
+				t.Errorf("Parallel %d, Window %d: %d in flight, %d of a lane", parallel, configured, window, ofLane)
+			}
+			if hung := min(parallel, window) - 1; hung*ofLane >= window && configured >= 4*parallel {
+				t.Errorf("Parallel %d, Window %d: %d calls that hang take all %d places", parallel, configured, hung, window)
+			}
+		}
+	}
 }

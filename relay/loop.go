@@ -20,16 +20,22 @@ type readAnswer struct {
 	err     error
 }
 
-// loop is the only owner of the engine.
-func (w *worker) loop(ctx context.Context) error {
-	window := w.cfg.Window
-	if s, ok := w.sink.(interface{ MaxInFlight() int }); ok {
+// windows returns how many messages may be in flight at sink, and of one lane.
+func windows(configured int, sink Sink) (window, ofLane int) {
+	window = configured
+	if s, ok := sink.(interface{ MaxInFlight() int }); ok {
 		window = min(window, s.MaxInFlight())
 	}
-	ofLane := window
-	if s, ok := w.sink.(laneBound); ok {
-		ofLane = min(ofLane, s.mostOfLane())
+	ofLane = window
+	if s, ok := sink.(laneBound); ok {
+		ofLane = min(s.mostOfLane(), max(1, window/4)) // a small window is for several lanes, too
 	}
+	return window, ofLane
+}
+
+// loop is the only owner of the engine.
+func (w *worker) loop(ctx context.Context) error {
+	window, ofLane := windows(w.cfg.Window, w.sink)
 	var reachable func() bool
 	if s, ok := w.sink.(interface{ Ready() bool }); ok {
 		reachable = s.Ready

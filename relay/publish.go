@@ -87,7 +87,7 @@ func (e *engine) send(taken []*entry, now, deadline time.Time) []*entry {
 
 func (e *engine) mayPublish(l *lane, now time.Time) bool {
 	return l.loaded && !l.halted() && !now.Add(e.limits.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
-		l.alone == nil && !l.mustClear && !l.restarting
+		l.alone == nil && !l.mustClear && !l.restarting && l.inFlight < e.limits.laneWindow
 }
 
 // take returns up to most publishable entries of a lane. In a lane with crashes, an entry is

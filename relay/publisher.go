@@ -110,14 +110,18 @@ var (
 	errEndedGoroutine = errors.New("Publish ended its goroutine")
 )
 
+// ofCall is how many messages are handed over for each call that may run at a time.
+const ofCall = 4
+
 // MaxInFlight keeps a slow publisher from being handed more than it can publish before
 // the deadline.
-func (s *publisherSink) MaxInFlight() int { return 4 * cap(s.calls) }
+func (s *publisherSink) MaxInFlight() int { return ofCall * cap(s.calls) }
 
 // laneBound is a sink that bounds what is handed to it of one lane, which a call that does not return keeps.
 type laneBound interface{ mostOfLane() int }
 
-func (*publisherSink) mostOfLane() int { return 8 }
+// Lanes whose calls hang take all places only when they have taken all calls.
+func (*publisherSink) mostOfLane() int { return ofCall }
 
 // Run returns an error while another Run serves the lanes: two would publish the messages
 // of one lane at the same time.

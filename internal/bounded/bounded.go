@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 var (
@@ -195,6 +196,15 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		c.returned(u.line)
 	}()
 	return none, ErrAbandoned
+}
+
+// Call calls f, a user's function, as [Do] does. That f panics or ends its goroutine is an
+// error.
+func Call(ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) error) error {
+	_, err := Do(ctx, c, limit, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, nopanic.Call(func() error { return f(ctx) })
+	})
+	return err
 }
 
 func (c *Calls) abandon() {

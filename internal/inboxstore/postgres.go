@@ -102,9 +102,10 @@ func (s *postgres) ClaimGroup(ctx context.Context, tx *sql.Tx, sorted []Claim) (
 }
 
 func (s *postgres) claimGroup(ctx context.Context, tx *sql.Tx, sorted []Claim) (map[string]bool, error) {
-	ids, fingerprints := make([]string, len(sorted)), make([]string, len(sorted))
+	ids, fingerprints := make([]string, len(sorted)), make([]sql.NullString, len(sorted))
 	for i, c := range sorted {
-		ids[i], fingerprints[i] = c.ID, hex.EncodeToString(c.Fingerprint)
+		ids[i] = c.ID
+		fingerprints[i] = sql.NullString{String: hex.EncodeToString(c.Fingerprint), Valid: c.Fingerprint != nil} // an empty one is one
 	}
 	rows, err := tx.QueryContext(ctx, s.text.ClaimGroup, s.consumer, pq.Array(ids), s.group.setting, pq.Array(fingerprints), s.idle)
 	if err != nil {

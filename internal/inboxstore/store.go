@@ -136,8 +136,10 @@ func (s *store) RecordEnd(ctx context.Context, id string, charged bool) error {
 }
 
 func (s *store) Charge(ctx context.Context, id string) (unended int, err error) {
-	err = s.write(ctx, turn.Caller, func(via session) error {
-		return via.QueryRowContext(ctx, s.text.Charge, s.consumer, id).Scan(&unended)
+	// Not one statement by itself: a server that is frozen may execute it after it was abandoned,
+	// and a charge too many makes a dead letter of a message that has crashed nothing.
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, s.text.Charge, s.consumer, id).Scan(&unended)
 	})
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, nil

@@ -78,47 +78,13 @@ func (s *postgres) moveChosen(ctx context.Context, tx *sql.Tx, chosen []Schedule
 	return int(n), err
 }
 
-// moveSingly moves chosen messages one by one, as many as time permits, so that only
-// refused messages and those of their keys remain. It tries at least one.
+// moveSingly moves chosen messages one by one.
 func (s *postgres) moveSingly(ctx context.Context, tx *sql.Tx, limit time.Duration, b *Batch) error {
 	if _, err := tx.ExecContext(ctx, s.q.MoveSingly); err != nil {
 		return err
 	}
-	begin := time.Now()
-	waiting := map[string]bool{}
-	var moved int
-	var refused []Refusal
-	late := false
-	for i, c := range b.Chosen {
-		if late || i > 0 && time.Since(begin) > limit {
-			b.Last = b.Chosen[i-1].Position
-			break
-		}
-		if waiting[c.Key] {
-			continue
-		}
-		if _, err := tx.ExecContext(ctx, s.q.Savepoint); err != nil {
-			return err
-		}
-		n, err := s.moveChosen(ctx, tx, b.Chosen[i:i+1])
-		after := s.q.Release
-		if err != nil {
-			var cause *RowError
-			if !errors.As(rowError(ctx, err), &cause) {
-				return err
-			}
-			refused = append(refused, Refusal{c, cause})
-			waiting[c.Key] = c.Key != ""
-			late = cause.TookLong
-			after = s.q.RollBack
-		}
-		moved += n
-		if _, err := tx.ExecContext(ctx, after); err != nil {
-			return err
-		}
-	}
-	b.Moved, b.Refused = moved, refused
-	return nil
+	one := singly{savepoint: s.q.Savepoint, release: s.q.Release, rollBack: s.q.RollBack, one: s.moveChosen, rowError: rowError}
+	return one.move(ctx, tx, limit, b)
 }
 
 // rowError returns err as a [*RowError] if a message may have caused it.

@@ -1,6 +1,9 @@
 package outboxstore
 
 import (
+	"context"
+	"database/sql"
+	"errors"
 	"math"
 	"time"
 )
@@ -93,6 +96,54 @@ type RowError struct {
 
 func (e *RowError) Error() string { return e.cause.Error() }
 func (e *RowError) Unwrap() error { return e.cause }
+
+// singly moves messages one by one.
+type singly struct {
+	savepoint, release, rollBack string // statements
+
+	one      func(ctx context.Context, tx *sql.Tx, chosen []Scheduled) (moved int, err error)
+	rowError func(ctx context.Context, err error) error
+}
+
+// move moves the chosen messages of a batch, as many as time permits, so that only refused
+// messages and those of their keys remain. It tries at least one.
+func (s singly) move(ctx context.Context, tx *sql.Tx, limit time.Duration, b *Batch) error {
+	begin := time.Now()
+	waiting := map[string]bool{}
+	var moved int
+	var refused []Refusal
+	late := false
+	for i, c := range b.Chosen {
+		if late || i > 0 && time.Since(begin) > limit {
+			b.Last = b.Chosen[i-1].Position
+			break
+		}
+		if waiting[c.Key] {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, s.savepoint); err != nil {
+			return err
+		}
+		n, err := s.one(ctx, tx, b.Chosen[i:i+1])
+		after := s.release
+		if err != nil {
+			var cause *RowError
+			if !errors.As(s.rowError(ctx, err), &cause) {
+				return err
+			}
+			refused = append(refused, Refusal{c, cause})
+			waiting[c.Key] = c.Key != ""
+			late = cause.TookLong
+			after = s.rollBack
+		}
+		moved += n
+		if _, err := tx.ExecContext(ctx, after); err != nil {
+			return err
+		}
+	}
+	b.Moved, b.Refused = moved, refused
+	return nil
+}
 
 // Moved is the result of outboxqueue.Queue.MoveDue.
 type Moved struct {

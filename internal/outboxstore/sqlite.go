@@ -23,6 +23,7 @@ type sqliteStatements struct {
 	Read, ReadPiece, ReadAhead                    string
 	Keep, Delete                                  string
 	NextDue, ChooseDue, CopyDue, DeleteDue        string
+	Savepoint, Release, RollBack                  string
 	Now, ListHistory, CountHistory, Resend        string
 	HasExpired, Purge, ArchiveRead, ArchiveDelete string
 	CheckSequence, Forged, LastID, RepairedID     string

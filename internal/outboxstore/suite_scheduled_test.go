@@ -73,16 +73,17 @@ func TestStore_CancelPreventsTheMove(t *testing.T) {
 	})
 }
 
-// On PostgreSQL a choice passes over messages, and a message that a trigger refuses keeps
-// no other from moving.
+// A choice passes over messages, and a message that a trigger refuses keeps no other from
+// moving.
 func TestStore_MoveDueKeepsToItsChoice(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
-		if f.isSQLite() {
-			return // it moves what comes first
-		}
 		f.schedule(t, time.Now().Add(-time.Hour), "1", "2", "3")
-		f.exec(t, `create function {{refuse}}() returns trigger language plpgsql as $$ begin raise 'refused'; end $$`)
-		f.exec(t, `create trigger refuse before insert on {{outbox}} for each row when (new.message_id = '2') execute function {{refuse}}()`)
+		if f.isSQLite() {
+			f.exec(t, `create trigger refuse before insert on {{outbox}} for each row when new.message_id = '2' begin select raise(abort, 'refused'); end`)
+		} else {
+			f.exec(t, `create function {{refuse}}() returns trigger language plpgsql as $$ begin raise 'refused'; end $$`)
+			f.exec(t, `create trigger refuse before insert on {{outbox}} for each row when (new.message_id = '2') execute function {{refuse}}()`)
+		}
 		_, err := f.MoveDue(t.Context(), holds, limits, due)
 		if cause := (*outboxstore.RowError)(nil); !errors.As(err, &cause) || cause.TookLong {
 			t.Errorf("got %v", err)
@@ -100,6 +101,9 @@ func TestStore_MoveDueKeepsToItsChoice(t *testing.T) {
 		_, err = f.MoveDue(t.Context(), holds, limits, choice)
 		must(t, err)
 		expectIDs(t, "the only one", f.read(t), "3", "1")
+		if f.isSQLite() {
+			return // size does not matter
+		}
 		size, err := f.NextLarge(t.Context(), outboxstore.Passed{UpTo: outboxstore.Beginning}, 3)
 		if must(t, err); size != int64(len("payload of 2{}")) {
 			t.Errorf("the next large one has %d bytes", size)

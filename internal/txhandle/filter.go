@@ -1,6 +1,7 @@
 package txhandle
 
 import (
+	"regexp"
 	"strings"
 
 	"github.com/oncemill/oncemill"
@@ -32,12 +33,18 @@ func endsTransaction(dialect oncemill.Dialect, text string) bool {
 	return false
 }
 
-// changesSettings reports whether one of the statements in text changes settings that
-// later statements of the transaction depend on: the role, the search path, the tenant of
-// row-level security. Like endsTransaction it reads words only.
-func changesSettings(dialect oncemill.Dialect, text string) bool {
-	if dialect == oncemill.PostgreSQL && strings.Contains(strings.ToLower(text), "set_config") {
-		return true // a function, which may be anywhere in a statement
+// reachesOthers reports whether one of the statements in text affects later ones of the
+// transaction other than by what it writes to tables: it changes settings (the role, the
+// search path, the tenant of row-level security), or uses temporary tables, whose rows last as
+// long as the transaction. Like endsTransaction it reads words only.
+func reachesOthers(dialect oncemill.Dialect, text string) bool {
+	lower := strings.ToLower(text)
+	anywhere := reachingSQLite // in a statement
+	if dialect == oncemill.PostgreSQL {
+		anywhere = reachingPostgres
+	}
+	if (strings.Contains(lower, "temp") || strings.Contains(lower, "set_config")) && anywhere.MatchString(lower) {
+		return true
 	}
 	l := newLexer(dialect, text)
 	for l.at < len(l.text) {
@@ -48,6 +55,10 @@ func changesSettings(dialect oncemill.Dialect, text string) bool {
 			}
 		case "reset", "discard", "pragma":
 			return true
+		case "create":
+			if word := l.word(); isTemporary(word) || (word == "local" || word == "global") && isTemporary(l.word()) {
+				return true
+			}
 		}
 		l.skipStatement()
 		if l.hides() {
@@ -56,6 +67,14 @@ func changesSettings(dialect oncemill.Dialect, text string) bool {
 	}
 	return false
 }
+
+// A function or a table that reaches others, and a select that makes a temporary table.
+var (
+	reachingPostgres = regexp.MustCompile(`set_config|pg_temp|\binto\s+((local|global)\s+)?temp(orary)?\b`)
+	reachingSQLite   = regexp.MustCompile(`\btemp\s*\.`)
+)
+
+func isTemporary(word string) bool { return word == "temp" || word == "temporary" }
 
 func newLexer(dialect oncemill.Dialect, text string) lexer {
 	return lexer{

@@ -6,7 +6,7 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-func TestFilter_FindsWhatChangesSettings(t *testing.T) {
+func TestFilter_FindsWhatReachesOthers(t *testing.T) {
 	t.Parallel()
 	for dialect, texts := range map[oncemill.Dialect]map[string]bool{
 		oncemill.PostgreSQL: {
@@ -15,14 +15,21 @@ func TestFilter_FindsWhatChangesSettings(t *testing.T) {
 			`-- why` + "\n" + `reset role`: true, `select SET_CONFIG('app.tenant', 'a', true)`: true, `select '\'; reset role; --'`: true,
 			`set constraints a deferred`: false, `update t set a = 1`: false, `select 'a; reset role'`: false, `-- reset role`: false,
 			`select $$; reset role$$`: false, `select reset from t`: false,
+			`create temp table seen (id int)`: true, `CREATE  TEMPORARY table if not exists seen (id int)`: true, `create local temp table a (b int)`: true,
+			`create /* */ global temporary view a as select 1`: true, `select 1; create temp sequence a`: true,
+			`select id into temp seen from t`: true, `select id INTO
+			local temporary table seen from t`: true, `insert into pg_temp.seen values (1)`: true,
+			`create table temperatures (id int)`: false, `insert into temperatures values (1)`: false, `select temp from t`: false,
 		},
 		oncemill.SQLite: {
 			`pragma foreign_keys = off`: true, `select 1; PRAGMA defer_foreign_keys = on`: true,
 			`update t set a = 1`: false, `select 'a; pragma b'`: false, `select set_config from t`: false,
+			`create temp table seen (id int)`: true, `create table temp.seen (id int)`: true, `insert into TEMP.seen values (1)`: true,
+			`create table seen (id int)`: false,
 		},
 	} {
 		for text, want := range texts {
-			if got := changesSettings(dialect, text); got != want {
+			if got := reachesOthers(dialect, text); got != want {
 				t.Errorf("%s, %q: %t", dialect, text, got)
 			}
 		}

@@ -112,7 +112,7 @@ func (h *Handle) admit(queries ...string) error {
 			return h.closed
 		case endsTransaction(h.dialect, query):
 			h.closed = oncemill.ErrTxOwned
-		case h.shared != nil && changesSettings(h.dialect, query):
+		case h.shared != nil && reachesOthers(h.dialect, query):
 			h.closed = h.shared
 		}
 	}

@@ -1,16 +1,26 @@
 -- name: next_due
--- The first entry of the index (deliver_at, seq).
+-- The first entry of the index (deliver_at, seq) behind ?3 and ?4, except those postponed,
+-- ?1, and those of keys that wait, ?2.
 select deliver_at - cast(unixepoch('subsec') * 1000000 as integer)
 from {{scheduled}}
+where (deliver_at, seq) > (?3, ?4)
+	and seq not in (select value from json_each(?1))
+	and key not in (select value from json_each(?2))
 order by deliver_at, seq
 limit 1;
 
 -- name: choose_due
--- By the index (deliver_at, seq). SQLite has one writer at a time: a chosen row still
--- exists when it is moved.
-select seq, length(payload) + length(metadata)
+-- By the index (deliver_at, seq), from ?4 and ?5 to ?6 and ?7. ?1 is the number of rows, ?2
+-- those postponed, ?3 keys that wait, ?8 the only row to move, if it is not 0. SQLite has one
+-- writer at a time: a chosen row still exists when it is moved.
+select deliver_at, seq, key, length(payload) + length(metadata)
 from {{scheduled}}
 where deliver_at <= cast(unixepoch('subsec') * 1000000 as integer)
+	and (deliver_at, seq) > (?4, ?5)
+	and (deliver_at, seq) <= (?6, ?7)
+	and seq not in (select value from json_each(?2))
+	and key not in (select value from json_each(?3))
+	and (?8 = 0 or seq = ?8)
 order by deliver_at, seq
 limit ?1;
 
@@ -26,3 +36,15 @@ order by deliver_at, seq;
 -- By the primary key.
 delete from {{scheduled}}
 where seq in (select value from json_each(?1));
+
+-- name: savepoint
+-- Before what may be refused.
+savepoint one;
+
+-- name: release
+-- After what was moved.
+release savepoint one;
+
+-- name: roll_back
+-- After what was refused.
+rollback to savepoint one;
