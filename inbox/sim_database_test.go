@@ -196,12 +196,11 @@ func (d *simDatabase) claimGroup(tx *pgmodel.Tx, args []any) (claimed [][]driver
 	ids, _ := args[1].(*pq.StringArray)
 	fingerprints, _ := args[3].(*pq.StringArray)
 	for i, id := range *ids {
-		fingerprint, err := hex.DecodeString((*fingerprints)[i])
-		if err != nil {
-			return nil, err
-		}
-		if len(fingerprint) == 0 {
-			fingerprint = nil
+		var fingerprint []byte
+		if text, given := strings.CutPrefix((*fingerprints)[i], `\x`); given {
+			if fingerprint, err = hex.DecodeString(text); err != nil {
+				return nil, err
+			}
 		}
 		ok, err := simClaim(tx, simText(args[0])+"/"+id, fingerprint)
 		if err != nil {

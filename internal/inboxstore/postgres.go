@@ -102,10 +102,12 @@ func (s *postgres) ClaimGroup(ctx context.Context, tx *sql.Tx, sorted []Claim) (
 }
 
 func (s *postgres) claimGroup(ctx context.Context, tx *sql.Tx, sorted []Claim) (map[string]bool, error) {
-	ids, fingerprints := make([]string, len(sorted)), make([]sql.NullString, len(sorted))
+	ids, fingerprints := make([]string, len(sorted)), make([]string, len(sorted))
 	for i, c := range sorted {
 		ids[i] = c.ID
-		fingerprints[i] = sql.NullString{String: hex.EncodeToString(c.Fingerprint), Valid: c.Fingerprint != nil} // an empty one is one
+		if c.Fingerprint != nil { // an empty one is one
+			fingerprints[i] = `\x` + hex.EncodeToString(c.Fingerprint)
+		}
 	}
 	rows, err := tx.QueryContext(ctx, s.text.ClaimGroup, s.consumer, pq.Array(ids), s.group.setting, pq.Array(fingerprints), s.idle)
 	if err != nil {

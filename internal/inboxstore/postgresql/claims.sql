@@ -33,7 +33,7 @@ returning
 -- for each other and do not deadlock. The lock_timeout stays in effect for the handlers of
 -- the group. The sub-select is evaluated once, before there is a row to insert.
 insert into {{inbox}} (consumer, message_id, fingerprint)
-select $1, ids.id, decode(ids.fingerprint, 'hex')
+select $1, ids.id, nullif(ids.fingerprint, '')::bytea
 from unnest($2::text[], $4::text[]) as ids (id, fingerprint)
 where (select set_config('lock_timeout', $3, true)) is not null
 	and (select case current_setting('idle_in_transaction_session_timeout')
