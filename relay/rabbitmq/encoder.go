@@ -111,7 +111,7 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 }
 
 func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int, err error) {
-	err = nopanic.Call(func() (err error) {
+	err = nopanic.Apart(func() (err error) { // or the lane would end with its goroutine
 		p, err = e.marshaler.Marshal(m.Watermill())
 		return err
 	})

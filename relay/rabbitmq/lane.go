@@ -305,7 +305,7 @@ func (l *lane) route(to *link, topic string) *route {
 		}
 		topology := &l.running.settings.topology
 		r = &route{topic: topic, confirmed: to.mark(topic)}
-		err := nopanic.Call(func() error {
+		err := nopanic.Apart(func() error { // or the lane would end with its goroutine
 			r.exchange = topology.Exchange.GenerateName(topic)
 			r.key = topology.Publish.GenerateRoutingKey(topic)
 			return nil

@@ -3,6 +3,7 @@ package rabbitmq_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,8 @@ func (f failingMarshaler) Marshal(m *message.Message) (amqp091.Publishing, error
 		return amqp091.Publishing{}, errors.New("no such form")
 	case "frightening":
 		panic("no such thing")
+	case "ending":
+		runtime.Goexit()
 	case "bad type":
 		return amqp091.Publishing{Headers: amqp091.Table{"x": struct{}{}}}, nil
 	case "deep":
@@ -118,21 +121,24 @@ func TestSink_RefusesTheBadMessageAndSendsItsNeighbours(t *testing.T) {
 	declareQueue(t, dialAMQP(t, uri), "orders", nil)
 	long := strings.Repeat("x", 256)
 	tests := map[string]func(m *relay.Message){
-		"message id":    func(m *relay.Message) { m.MessageID = long },
-		"topic":         func(m *relay.Message) { m.Topic = long },
-		"no UTF-8 id":   func(m *relay.Message) { m.MessageID = "\xff" },
-		"no UTF-8 name": func(m *relay.Message) { m.Metadata = message.Metadata{"\xff": "v"} },
-		"no UTF-8 key":  func(m *relay.Message) { m.Topic = "no UTF-8" },
-		"header name":   func(m *relay.Message) { m.Metadata = message.Metadata{long: "v"} },
-		"header size":   func(m *relay.Message) { m.Metadata = message.Metadata{"big": strings.Repeat("v", 1<<17)} },
-		"exchange":      func(m *relay.Message) { m.Topic = "long exchange" },
-		"routing key":   func(m *relay.Message) { m.Topic = "long key" },
-		"CC header":     func(m *relay.Message) { m.Metadata = message.Metadata{"CC": "not a list"} },
-		"marshal error": func(m *relay.Message) { m.MessageID = "unmarshalable" },
-		"marshaler":     func(m *relay.Message) { m.MessageID = "frightening" },
-		"key function":  func(m *relay.Message) { m.Topic = "frightening" },
-		"header type":   func(m *relay.Message) { m.MessageID = "bad type" },
-		"nested name":   func(m *relay.Message) { m.MessageID = "deep" },
+		"message id":                           func(m *relay.Message) { m.MessageID = long },
+		"topic":                                func(m *relay.Message) { m.Topic = long },
+		"no UTF-8 id":                          func(m *relay.Message) { m.MessageID = "\xff" },
+		"no UTF-8 name":                        func(m *relay.Message) { m.Metadata = message.Metadata{"\xff": "v"} },
+		"no UTF-8 key":                         func(m *relay.Message) { m.Topic = "no UTF-8" },
+		"header name":                          func(m *relay.Message) { m.Metadata = message.Metadata{long: "v"} },
+		"header size":                          func(m *relay.Message) { m.Metadata = message.Metadata{"big": strings.Repeat("v", 1<<17)} },
+		"exchange":                             func(m *relay.Message) { m.Topic = "long exchange" },
+		"routing key":                          func(m *relay.Message) { m.Topic = "long key" },
+		"CC header":                            func(m *relay.Message) { m.Metadata = message.Metadata{"CC": "not a list"} },
+		"marshal error":                        func(m *relay.Message) { m.MessageID = "unmarshalable" },
+		"marshaler":                            func(m *relay.Message) { m.MessageID = "frightening" },
+		"key function":                         func(m *relay.Message) { m.Topic = "frightening" },
+		"marshaler that ends its goroutine":    func(m *relay.Message) { m.MessageID = "ending" },
+		"key function that ends its goroutine": func(m *relay.Message) { m.Topic = "ending" },
+
+		"header type": func(m *relay.Message) { m.MessageID = "bad type" },
+		"nested name": func(m *relay.Message) { m.MessageID = "deep" },
 		// This one only the broker refuses, by closing the channel.
 		"property": func(m *relay.Message) { m.MessageID = "user" },
 	}
@@ -150,6 +156,8 @@ func TestSink_RefusesTheBadMessageAndSendsItsNeighbours(t *testing.T) {
 				switch topic {
 				case "frightening":
 					panic("no such key")
+				case "ending":
+					runtime.Goexit()
 				case "long key":
 					return long
 				case "no UTF-8":
