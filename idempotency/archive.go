@@ -31,7 +31,8 @@ type Archive func(ctx context.Context, keys []ArchivedKey) error
 const (
 	// archiveLimit is how long an archive may take for a batch.
 	archiveLimit = time.Minute
-	// archiveAbandoned is how many calls of an archive that have not returned may exist.
+	// archiveAbandoned is how many calls of an archive that have not returned are usual; see
+	// [bounded.New].
 	archiveAbandoned = 2
 )
 

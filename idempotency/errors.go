@@ -45,10 +45,10 @@ var (
 	ErrTxEnded = errors.New("idempotency: the transaction has ended")
 
 	// ErrTxShared is returned by a transaction handle for a statement that changes a
-	// setting (SET, RESET, set_config), when the transaction is shared with other
+	// setting (SET, RESET, set_config) or makes a temporary table, when the transaction is shared with other
 	// requests (Config.Transactions.GroupSize). The handler runs again in a transaction
 	// of its own, where the statement is allowed.
-	ErrTxShared = errors.New("idempotency: the transaction is shared; the handler runs again in one of its own, where settings may be changed")
+	ErrTxShared = errors.New("idempotency: the transaction is shared; the handler runs again in one of its own, where that is allowed")
 
 	// ErrUnsealed is returned on SQLite when foreign keys are off, because the database
 	// could not refuse a commit by the handler. Open it with oncemill.SQLiteDSN, or set the

@@ -26,11 +26,10 @@ func (in *Inbox) archive() archive { return archiveOf(in.cfg.Consumer, in.archiv
 const (
 	// archiveLimit is how long an archive may take for a batch: others are purged after it.
 	archiveLimit = time.Minute
-	// archiveAbandoned is how many calls of an archive that have not returned may exist.
+	// archiveAbandoned is how many calls of an archive that have not returned are usual; see
+	// [bounded.New].
 	archiveAbandoned = 2
 )
-
-var errArchiveSilent = errors.New("it has not returned")
 
 func archiveOf(consumer string, calls *bounded.Calls, to func(ctx context.Context, ids []ArchivedID) error) archive {
 	if to == nil {
@@ -42,9 +41,6 @@ func archiveOf(consumer string, calls *bounded.Calls, to func(ctx context.Contex
 			ids[i] = ArchivedID{Consumer: consumer, MessageID: id.MessageID, ReceivedAt: id.ReceivedAt}
 		}
 		err := bounded.Call(ctx, calls, archiveLimit, func(ctx context.Context) error { return to(ctx, ids) })
-		if errors.Is(err, bounded.ErrAbandoned) || errors.Is(err, bounded.ErrTooManyAbandoned) {
-			err = errArchiveSilent // which says nothing about the database
-		}
 		if err != nil {
 			return fmt.Errorf("archive ids: %w", err)
 		}

@@ -120,7 +120,7 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	// Also when the handler ends its goroutine.
 	defer func() {
 		turned, alone := in.gate.leave(probe, seen, key)
-		in.logOutage(ctx, turned, probe != 0, seen == reportDown || seen == reportMissing, err)
+		in.logOutage(ctx, turned, probe != 0 && in.gate.shut(), seen == reportDown || seen == reportMissing, err)
 		if f == fateUnavailable && alone {
 			f = fateUnavailableAlone
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/inboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -41,7 +42,7 @@ func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 			seen = reportDown
 		}
 		turned, _ := in.gate.leave(probe, seen, id)
-		in.logOutage(ctx, turned, probe != 0, seen == reportDown, err)
+		in.logOutage(ctx, turned, probe != 0 && in.gate.shut(), seen == reportDown, err)
 		switch {
 		case seen == reportDown:
 			continue
@@ -66,7 +67,8 @@ func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 		return outcomeHandled, nil
 	}
 	id := w.id
-	unended, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.Charge(ctx, id) })
+	// In half of the time that it is alone: counted later, it would stay counted.
+	unended, err := bounded.Do(ctx, in.calls, isolatedFor/2, func(ctx context.Context) (int, error) { return in.store.Charge(ctx, id) })
 	if err != nil {
 		return claimFailed(ctx, err), fmt.Errorf("charge: %w", err)
 	}

@@ -96,7 +96,8 @@ func (g *gate) enter(ctx context.Context) (probe int, err error) {
 // leave reports the result of a message that was let through. turned means that an outage
 // begins or ends. alone means that only this message found something unavailable: others have
 // been handled since the last such report. A probe behind which another one was let through
-// can open the gate. It cannot close it: what it has found may be long ago.
+// can open the gate. It closes it no more easily than other messages: what it has found may be
+// long ago.
 func (g *gate) leave(probe int, seen report, key string) (turned, alone bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -144,6 +145,13 @@ func (g *gate) leave(probe int, seen report, key string) (turned, alone bool) {
 	}
 	g.wake()
 	return turned, alone
+}
+
+// shut reports whether messages wait.
+func (g *gate) shut() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed
 }
 
 // longest is the longest average time between probes. Called with mu held.

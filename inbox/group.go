@@ -74,7 +74,8 @@ func (g *Group) resolve(bad func(field, value, problem string)) {
 // others run again without it. A handler that changes settings for its transaction (set
 // local, set_config) or makes a temporary table gets ErrShared and runs again alone, so it
 // gains nothing here. Do not use groups for a handler that rolls back to savepoints it has not set, because they
-// would affect the others of its group, nor for one that takes long. Handlers of a group
+// would affect the others of its group, nor for one that takes long: one that has not
+// returned two seconds after Config.Timeout runs again, alone, beside that. Handlers of a group
 // run one after the other, sorted by ordering key, at most one of a key. lib/pq keeps no
 // prepared statements. With it, a statement with arguments that handlers execute
 // repeatedly is prepared, for the rest of the transaction or until a handler runs a query.
@@ -238,7 +239,7 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 // errNotReturned is the end of a group in which a handler ignores that its time is over.
 var errNotReturned = fmt.Errorf("a handler of the group has not returned: %w", context.DeadlineExceeded)
 
-// attend runs the handlers, and waits for them for a moment longer than the transaction
+// attend runs the handlers, and waits for them for two seconds longer than the transaction
 // lasts. One that does not return holds up its own message then, as it would alone, and not
 // those that shared its transaction. It has no transaction any more, and no handler runs after
 // it. One that ends its goroutine ends no member's.
@@ -247,8 +248,12 @@ func (s *shared) attend(ctx context.Context, tx *boundtx.Tx, members []*member, 
 		culprit *member
 		err     error
 	}
+	patient, impatient := context.WithCancel(context.WithoutCancel(ctx))
+	defer impatient()
+	// What a statement of the handler waits for comes before.
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, impatient) })()
 	var running atomic.Pointer[member]
-	ran, err := bounded.Do(ctx, s.calls, math.MaxInt64, func(context.Context) (r result, _ error) {
+	ran, err := bounded.Do(patient, s.calls, math.MaxInt64, func(context.Context) (r result, _ error) {
 		r.culprit, r.err = s.effects(ctx, tx, members, claimed, &running)
 		return r, nil
 	})

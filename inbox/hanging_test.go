@@ -166,6 +166,31 @@ func TestBrakes_AnIsolatedMessageThatHangsKeepsNoIsolatedMessageOut(t *testing.T
 	})
 }
 
+// A charge that is slower than the time in which a message is alone counts for nothing: others run
+// beside it then.
+func TestBrakes_ASlowChargeCountsForNothing(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.DeadLetters, cfg.Retry.Crashes = p.letterStore(t), 2 })
+	isolated := func() *message.Message { return from(t, "isolated", delivery{redelivered: true}) }
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = deliverMessage(t, in, isolated(), func(*message.Message) ([]*message.Message, error) {
+			runtime.Goexit()
+			return nil, nil
+		})
+	}()
+	<-ended
+	proxy.Delay(testserver.Containing("alone + 1"), 2500*time.Millisecond)
+	for range 3 {
+		_ = deliverMessage(t, in, isolated(), func(*message.Message) ([]*message.Message, error) { return nil, inbox.Unavailable(errUndo) })
+	}
+	proxy.Delay(nil, 0)
+	eventually(t, "nothing is charged", func() bool { return p.count(t, `select alone from {{inbox_failures}}`) == 0 })
+	eventually(t, "the message is handled", func() bool { return deliverMessage(t, in, isolated(), effect) == nil })
+}
+
 // What a user's archive does keeps Run from nothing but its own batch.
 func TestInbox_AnArchiveThatEndsItsGoroutineOrHangsEndsNoPurge(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {

@@ -171,7 +171,9 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements txhandle.St
 	produced, err := w.handler(forHandler(ctx, h, w.msg))
 	crashpoint.Reach(crashpoint.AfterEffect)
 	if err == nil && len(produced) > 0 {
-		err = in.publish(ctx, h, w, produced)
+		if err = ctx.Err(); err == nil { // else nobody may wait any more, and w may be another's
+			err = in.publish(ctx, h, w, produced)
+		}
 	}
 	if reason := h.Close(ErrTxEnded); err == nil && reason != nil {
 		// The handler has ignored the error that its statement returned.

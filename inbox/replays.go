@@ -61,7 +61,8 @@ func (r *Replays) resolve(bad func(field, value, problem string)) *Replays {
 
 const (
 	replayInterval = time.Second
-	replayCost     = 20 // at most one part in so many of the time
+	replayCost     = 20 // at most one part in so many of the time,
+	mostReplayWait = time.Minute
 	replayPage     = 200
 	mostErrorsTold = 3
 
@@ -72,7 +73,8 @@ const (
 
 	// publishLimit is how long Topic and Publisher may take for a message.
 	publishLimit = time.Minute
-	// publishAbandoned is how many such calls that have not returned may exist.
+	// publishAbandoned is how many such calls that have not returned are usual; see
+	// [bounded.New].
 	publishAbandoned = 2
 )
 
@@ -123,7 +125,7 @@ func (r *replayer) loop(ctx context.Context) {
 				r.in.cfg.Logger.InfoContext(ctx, "dead letters are replayed again", append(attrs, "consumer", r.in.cfg.Consumer)...)
 			}
 		}
-		wait = max(replayInterval, replayCost*time.Since(begin))
+		wait = max(replayInterval, min(replayCost*time.Since(begin), mostReplayWait))
 	}
 }
 
@@ -162,7 +164,7 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 				replayed++
 				published[l.ID] = last.next(l.Version)
 			case err != nil:
-				if errors.Is(err, errPublisherSilent) {
+				if errors.Is(err, bounded.ErrNotReturned) {
 					published[l.ID] = last.next(l.Version) // it may have arrived, and the next ones are not to wait for it
 				}
 				if failed++; failed <= mostErrorsTold {
@@ -212,9 +214,6 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	err = bounded.Call(ctx, r.calls, publishLimit, func(context.Context) error {
 		return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token))
 	})
-	if errors.Is(err, bounded.ErrAbandoned) {
-		err = errPublisherSilent
-	}
 	if err != nil {
 		return false, fmt.Errorf("publish to %q: %w", topic, err)
 	}
@@ -229,7 +228,7 @@ func (r *replayer) topicOf(ctx context.Context, letter *dlq.Letter) (string, err
 		return nil
 	})
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("topic: %w", err)
 	}
 	if to := <-topic; to != "" {
 		return to, nil
@@ -237,7 +236,4 @@ func (r *replayer) topicOf(ctx context.Context, letter *dlq.Letter) (string, err
 	return "", errNoReplayTopic
 }
 
-var (
-	errNoReplayTopic   = errors.New("the topic is unknown; set Config.Replays.Topic")
-	errPublisherSilent = errors.New("the publisher has not returned; the message is published again later")
-)
+var errNoReplayTopic = errors.New("the topic is unknown; set Config.Replays.Topic")

@@ -160,6 +160,22 @@ func TestEngine_ALaneTakesNoMoreThanItsPart(t *testing.T) {
 	}
 }
 
+type unboundedSink struct{ Sink }
+
+// A Router to sinks without such calls bounds no lane.
+func TestWindows_ARouterBoundsNoLaneByItself(t *testing.T) {
+	t.Parallel()
+	router, err := NewRouter(Route{Topics: "a", Sink: unboundedSink{}}, Route{Topics: "#", Sink: unboundedSink{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, configured := range []int{4, 1024} {
+		if window, ofLane := windows(configured, router); window != configured || ofLane != configured {
+			t.Errorf("Window %d: %d in flight, %d of a lane", configured, window, ofLane)
+		}
+	}
+}
+
 // With few calls, or a small window, too, one lane leaves room for others.
 func TestWindows_NoLaneTakesAll(t *testing.T) {
 	t.Parallel()

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/crashpoint"
@@ -28,7 +29,9 @@ func windows(configured int, sink Sink) (window, ofLane int) {
 	}
 	ofLane = window
 	if s, ok := sink.(laneBound); ok {
-		ofLane = min(s.mostOfLane(), max(1, window/4)) // a small window is for several lanes, too
+		if most := s.mostOfLane(); most < math.MaxInt { // a small window is for several lanes, too
+			ofLane = min(most, max(1, window/4))
+		}
 	}
 	return window, ofLane
 }

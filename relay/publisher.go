@@ -27,7 +27,7 @@ import (
 // not returned when its time ends is unavailable. If the call returns nil later, the
 // message counts as delivered.
 //
-// A call that does not return blocks its lane: messages handed over behind it, eight at most, have no
+// A call that does not return blocks its lane: messages handed over with it, four at most in all, have no
 // outcome until the relay gives the lane to another worker. It also delays the end of
 // Run, so give the publisher a timeout. A hanging call counts as an outage and charges
 // no message, so a message that hangs every publisher is never given up. The publisher

@@ -46,7 +46,7 @@ type Route struct {
 //
 // The messages of a key keep their order across sinks while the relay has only one of
 // them in flight at a time. If several are in flight, those to different sinks may
-// overtake each other. If one of the sinks is [FromPublisher], a lane has at most eight in
+// overtake each other. If one of the sinks is [FromPublisher], a lane has at most four in
 // flight.
 type Router struct {
 	routes []route

@@ -25,6 +25,7 @@ type service struct {
 	bug      bug
 	optional bool // keys, for orders
 	busy     bool // it cannot register a request when it comes first
+	down     bool // nor later
 
 	mu      sync.Mutex
 	records map[string]*record
@@ -113,6 +114,9 @@ func (p *process) keyed(optional bool, next func(*attempt)) http.HandlerFunc {
 func (p *process) refuse(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.down {
+		return true
+	}
 	if !p.busy || p.refused[id] {
 		return false
 	}

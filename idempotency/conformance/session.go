@@ -183,8 +183,12 @@ func (x *session) try(m message) *reply {
 		m.ctx = ctx
 	}
 	r := x.once(m)
-	for r.problem() == "store-unavailable" && m.ctx.Err() == nil {
-		x.pause()
+	for r.problem() == "store-unavailable" {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-m.ctx.Done(): // no reason to end the case: others may run try in goroutines of theirs
+			return r
+		}
 		again := x.once(m)
 		if again.err != nil && m.ctx.Err() != nil {
 			break // the refusal tells more

@@ -108,6 +108,20 @@ func TestSuite_PassesABusyProbe(t *testing.T) {
 	expectAll(t, s.target(t), 110)
 }
 
+// A service that can register nothing fails the suite.
+func TestSuite_FailsAServiceThatRegistersNothing(t *testing.T) {
+	t.Parallel()
+	s := newService(sound)
+	s.down = true
+	target := s.target(t)
+	target.Patience = 300 * time.Millisecond
+	for _, name := range []string{"a client that breaks off gets the answer on its retry", "copies that come at once run once"} {
+		if result := runCase(t, target, name); result.Err == nil {
+			t.Errorf("%s: passed, %s", name, result.Skipped)
+		}
+	}
+}
+
 // Callers differ by header, query or path.
 func TestSuite_SeparatesTenantsByWhateverNamesThem(t *testing.T) {
 	t.Parallel()

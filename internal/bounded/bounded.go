@@ -26,6 +26,10 @@ var (
 	// abandoned calls have not returned.
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
 
+	// ErrNotReturned is returned by [Call] for a function that did not return in time, or was
+	// not called because too many before it have not returned.
+	ErrNotReturned = errors.New("it has not returned")
+
 	errEnded = errors.New("the call ended its goroutine")
 )
 
@@ -199,11 +203,18 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 }
 
 // Call calls f, a user's function, as [Do] does. That f panics or ends its goroutine is an
-// error.
+// error. [ErrNotReturned] says nothing about a database.
 func Call(ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) error) error {
-	_, err := Do(ctx, c, limit, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, nopanic.Call(func() error { return f(ctx) })
+	type result struct{ err error }
+	r, err := Do(ctx, c, limit, func(ctx context.Context) (result, error) {
+		return result{nopanic.Call(func() error { return f(ctx) })}, nil
 	})
+	switch {
+	case err == nil:
+		return r.err
+	case errors.Is(err, ErrAbandoned), errors.Is(err, ErrTooManyAbandoned):
+		return ErrNotReturned
+	}
 	return err
 }
 

@@ -137,8 +137,12 @@ func (s singly) move(ctx context.Context, tx *sql.Tx, limit time.Duration, b *Ba
 			after = s.rollBack
 		}
 		moved += n
-		if _, err := tx.ExecContext(ctx, after); err != nil {
-			return err
+		if _, ended := tx.ExecContext(ctx, after); ended != nil {
+			if err != nil { // the refusal has ended the transaction: this message is to be alone in one
+				b.Chosen = b.Chosen[i : i+1]
+				return s.rowError(ctx, err)
+			}
+			return ended
 		}
 	}
 	b.Moved, b.Refused = moved, refused

@@ -39,16 +39,14 @@ func endsTransaction(dialect oncemill.Dialect, text string) bool {
 // long as the transaction. Like endsTransaction it reads words only.
 func reachesOthers(dialect oncemill.Dialect, text string) bool {
 	lower := strings.ToLower(text)
-	anywhere := reachingSQLite // in a statement
-	if dialect == oncemill.PostgreSQL {
-		anywhere = reachingPostgres
-	}
-	if (strings.Contains(lower, "temp") || strings.Contains(lower, "set_config")) && anywhere.MatchString(lower) {
+	temporary := strings.Contains(lower, "temp")
+	if (temporary || strings.Contains(lower, "set_config")) && reachesAnywhere[dialect].MatchString(lower) {
 		return true
 	}
 	l := newLexer(dialect, text)
 	for l.at < len(l.text) {
-		switch l.word() {
+		start, first := l.at, l.word()
+		switch first {
 		case "set":
 			if l.word() != "constraints" {
 				return true
@@ -56,23 +54,36 @@ func reachesOthers(dialect oncemill.Dialect, text string) bool {
 		case "reset", "discard", "pragma":
 			return true
 		case "create":
-			if word := l.word(); isTemporary(word) || (word == "local" || word == "global") && isTemporary(l.word()) {
+			word := l.word()
+			if word == "or" { // replace
+				l.word()
+				word = l.word()
+			}
+			if word == "local" || word == "global" {
+				word = l.word()
+			}
+			if isTemporary(word) {
 				return true
 			}
 		}
 		l.skipStatement()
-		if l.hides() {
+		reads := first == "select" || first == "with"
+		if l.hides() || temporary && reads && intoTemporary.MatchString(strings.ToLower(text[start:l.at])) {
 			return true
 		}
 	}
 	return false
 }
 
-// A function or a table that reaches others, and a select that makes a temporary table.
-var (
-	reachingPostgres = regexp.MustCompile(`set_config|pg_temp|\binto\s+((local|global)\s+)?temp(orary)?\b`)
-	reachingSQLite   = regexp.MustCompile(`\btemp\s*\.`)
-)
+// reachesAnywhere finds what may be anywhere in a statement: a function that changes a
+// setting, the schema of temporary tables.
+var reachesAnywhere = map[oncemill.Dialect]*regexp.Regexp{
+	oncemill.PostgreSQL: regexp.MustCompile(`set_config|pg_temp`),
+	oncemill.SQLite:     regexp.MustCompile("\\b(into|from|join|update|exists|table|view|index|trigger)\\s+[\"'`\\[]?temp[\"'`\\]]?\\s*\\."),
+}
+
+// intoTemporary finds a select that makes a temporary table.
+var intoTemporary = regexp.MustCompile(`\binto\s+((local|global)\s+)?temp(orary)?\b`)
 
 func isTemporary(word string) bool { return word == "temp" || word == "temporary" }
 

@@ -13,14 +13,24 @@ limit 1;
 -- By the index (deliver_at, seq), from ?4 and ?5 to ?6 and ?7. ?1 is the number of rows, ?2
 -- those postponed, ?3 keys that wait, ?8 the only row to move, if it is not 0. SQLite has one
 -- writer at a time: a chosen row still exists when it is moved.
+--
+-- What is passed over up to ?4 and ?5 keeps the later rows of its keys, and so does what is
+-- before the only row.
 select deliver_at, seq, key, length(payload) + length(metadata)
-from {{scheduled}}
+from {{scheduled}} s
 where deliver_at <= cast(unixepoch('subsec') * 1000000 as integer)
 	and (deliver_at, seq) > (?4, ?5)
 	and (deliver_at, seq) <= (?6, ?7)
 	and seq not in (select value from json_each(?2))
 	and key not in (select value from json_each(?3))
-	and (?8 = 0 or seq = ?8)
+	and key not in (select e.key from {{scheduled}} e where (e.deliver_at, e.seq) <= (?4, ?5) and e.key <> '')
+	and (?8 = 0 or seq = ?8 and not exists (
+		select 1
+		from {{scheduled}} e
+		where e.key = s.key
+			and e.key <> ''
+			and (e.deliver_at, e.seq) < (s.deliver_at, s.seq)
+	))
 order by deliver_at, seq
 limit ?1;
 
