@@ -27,6 +27,9 @@ database. --output creates a file that only its owner can read, and replaces non
 		Example: `  oncemill dlq export --consumer stock --output stock.jsonl
   oncemill dlq export --since 24h | jq -r .message_id`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := noneEmpty(cmd, filterNames...); err != nil {
+				return err
+			}
 			from, err := filter.resolve(time.Now())
 			if err != nil {
 				return err

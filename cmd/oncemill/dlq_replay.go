@@ -35,6 +35,9 @@ their message id, or since several have the same one.`,
   oncemill dlq replay --consumer stock --dry-run
   oncemill dlq replay --consumer stock --canary 10 --rate 500 --stop-after 20 --reason "fixed in 1.4"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := noneEmpty(cmd, filterNames...); err != nil {
+				return err
+			}
 			plan.Filter = dlq.Filter{}
 			filtered := slices.ContainsFunc(filterNames, cmd.Flags().Changed)
 			forJob := slices.ContainsFunc([]string{"canary", "rate", "stop-after", "dry-run", "detach"}, cmd.Flags().Changed)
