@@ -196,6 +196,7 @@ func decodeLine(encoded []byte) (*dlqstore.Letter, error) {
 type importedLine struct {
 	Line
 
+	Payload  anyPayload  `json:"payload"`
 	Metadata fewMetadata `json:"metadata"`
 	Attempts fewAttempts `json:"attempts"`
 	Edit     ignored     `json:"edit"`
@@ -205,6 +206,17 @@ type importedLine struct {
 type ignored struct{}
 
 func (*ignored) UnmarshalJSON([]byte) error { return nil }
+
+// anyPayload is nil if it is missing. Earlier versions wrote empty ones as null on SQLite.
+type anyPayload []byte
+
+func (p *anyPayload) UnmarshalJSON(encoded []byte) error {
+	*p = anyPayload{}
+	if string(encoded) == "null" {
+		return nil
+	}
+	return json.Unmarshal(encoded, (*[]byte)(p))
+}
 
 type fewMetadata map[string]string
 

@@ -123,7 +123,7 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 	if !whole {
 		return l, nil
 	}
-	l.Metadata, l.EditedAt = metadata, at(editedAt)
+	l.Payload, l.Metadata, l.EditedAt = notNull(l.Payload), metadata, at(editedAt)
 	var err error
 	if editedAt.Valid {
 		if l.Edit.Metadata, err = outboxstore.DecodeMetadata(edited); err != nil {

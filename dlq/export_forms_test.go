@@ -1,0 +1,50 @@
+package dlq_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// addFailed adds a dead letter of the consumer stock, as its inbox does, and returns its id.
+func (p *testDB) addFailed(t *testing.T, l dlqstore.Letter) int64 {
+	t.Helper()
+	l.Consumer, l.Topic, l.Reason = "stock", "orders", "failed"
+	must(t, p.add(t, &l))
+	newest, err := p.List(t.Context(), dlq.Filter{Limit: 1})
+	must(t, err)
+	return newest[0].ID
+}
+
+// copyInto imports an export of p into another database.
+func (p *testDB) copyInto(t *testing.T, text string) dlq.Imported {
+	t.Helper()
+	other := newTestDB(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "other.db")), oncemill.Config{})
+	done, err := other.Import(t.Context(), strings.NewReader(text), ada)
+	must(t, err)
+	return done
+}
+
+func TestExport_OfAnEmptyPayloadCanBeImported(t *testing.T) {
+	eachDB(t, func(t *testing.T, p *testDB) {
+		l, err := p.Get(t.Context(), p.addFailed(t, dlqstore.Letter{MessageID: "a"}))
+		if err != nil || l.Payload == nil || len(l.Payload) > 0 {
+			t.Errorf("payload %v, %v", l.Payload, err)
+		}
+		text := p.export(t, dlq.Filter{})
+		before := strings.Replace(text, `"payload":""`, `"payload":null`, 1) // of earlier versions
+		for _, text := range []string{text, before} {
+			if done := p.copyInto(t, text); done.Added != 1 {
+				t.Errorf("%+v of %s", done, text)
+			}
+		}
+		if before == text {
+			t.Errorf("no empty payload in %s", text)
+		}
+	})
+}
