@@ -162,7 +162,8 @@ select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coale
 			and a.id <> l.id
 			and a.source = 'consumer'
 			and a.consumer = l.consumer
-			and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+			and (a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+				or a.reason = 'conflict' and a.payload = case when l.edited then l.edited_payload else l.payload end)
 	), false),
 	coalesce(l.state = 'replaying' and l.source = 'consumer' and l.message_id <> ''
 		and j.asked_at < clock_timestamp() - $4::bigint * interval '1 microsecond' and exists (

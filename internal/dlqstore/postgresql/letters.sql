@@ -63,6 +63,7 @@ where left(message_id, 255) = left($1::text, 255)
 	and source = $4
 	and consumer = $5
 	and (source = 'consumer' and reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+		or source = 'consumer' and reason = 'conflict' and payload = (select case when l.edited then l.edited_payload else l.payload end from {{dead_letters}} l where l.id = $3)
 		or source = 'relay' and lane = $6 and row_id = $7)
 order by died_at, id
 limit 1

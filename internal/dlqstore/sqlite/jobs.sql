@@ -160,7 +160,8 @@ select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coale
 			and a.id <> l.id
 			and a.source = 'consumer'
 			and a.consumer = l.consumer
-			and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+			and (a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+				or a.reason = 'conflict' and a.payload = case when l.edited then l.edited_payload else l.payload end)
 	), false),
 	coalesce(l.state = 'replaying' and l.source = 'consumer' and l.message_id <> ''
 		and j.asked_at < cast(unixepoch('subsec') * 1000000 as integer) - $4 and exists (
