@@ -1,6 +1,8 @@
 package dlq_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -45,6 +47,36 @@ func TestExport_OfAnEmptyPayloadCanBeImported(t *testing.T) {
 		}
 		if before == text {
 			t.Errorf("no empty payload in %s", text)
+		}
+	})
+}
+
+// A consumer's role may write anything as the attempts of its dead letters.
+func TestExport_GoesOnBehindForgedAttempts(t *testing.T) {
+	eachDB(t, func(t *testing.T, p *testDB) {
+		forged := []string{`{"x":1}`, `[{"at":9000000000000000000,"class":"x","text":"y"}]`, `[{"at":-9000000000000000000}]`, `[{"at":1e300}]`, `7`}
+		var ids []int64
+		for i, attempts := range append(forged, `[{"at":1700000000000000,"class":"failed","text":"once"}]`) {
+			id := p.addFailed(t, dlqstore.Letter{MessageID: fmt.Sprint("m", i), Payload: []byte("p")})
+			p.exec(t, `update {{dead_letters}} set errors = $2 where id = $1`, id, attempts)
+			ids = append(ids, id)
+		}
+		all := lines(t, p.export(t, dlq.Filter{}))
+		if len(all) != len(ids) {
+			t.Fatalf("%d of %d lines", len(all), len(ids))
+		}
+		for i, id := range ids {
+			l, err := p.Get(t.Context(), id)
+			must(t, err)
+			if good := i == len(forged); good != (len(l.Attempts) == 1) || good != (len(all[i].Attempts) == 1) {
+				t.Errorf("%d attempts of %s", len(l.Attempts), all[i].MessageID)
+			}
+			if _, err := json.Marshal(l); err != nil { // as oncemill dlq show does
+				t.Error(err)
+			}
+		}
+		if done := p.copyInto(t, p.export(t, dlq.Filter{})); done.Added != len(ids) {
+			t.Errorf("%+v", done)
 		}
 	})
 }
