@@ -80,3 +80,20 @@ func TestExport_GoesOnBehindForgedAttempts(t *testing.T) {
 		}
 	})
 }
+
+// A key, topic or id that is longer than the database keeps is cut, and marked as such.
+func TestExport_OfLongTextsCanBeImported(t *testing.T) {
+	eachDB(t, func(t *testing.T, p *testDB) {
+		for _, char := range []string{"k", "é", "…", "𝄞"} {
+			p.addFailed(t, dlqstore.Letter{MessageID: strings.Repeat(char, 5000), Key: strings.Repeat(char, 5000)})
+		}
+		text := p.export(t, dlq.Filter{})
+		if done := p.copyInto(t, text); done.Added != 4 {
+			t.Errorf("%+v", done)
+		}
+		done, err := p.Import(t.Context(), strings.NewReader(text), ada)
+		if must(t, err); done.Existing != 4 {
+			t.Errorf("imported where it was exported: %+v", done)
+		}
+	})
+}

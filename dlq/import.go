@@ -31,8 +31,8 @@ const (
 	// base64, and what belongs to it.
 	mostLine = 192 << 20
 
-	mostLineErrors   = 20 // that are returned one by one
-	mostTextColumn   = 4 << 10
+	mostLineErrors   = 20               // that are returned one by one
+	mostTextColumn   = 4<<10 + len("…") // what text.Clean leaves of a longer one
 	mostConsumer     = 255
 	mostLineMetadata = 16 << 20 // bytes, as JSON
 	mostLineAttempts = 10       // that are kept
