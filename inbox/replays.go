@@ -182,6 +182,15 @@ func (in *Inbox) caresFor(consumer string) bool {
 // publish publishes the message of a dead letter, unless another process was faster.
 func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	in := r.in
+	// The token before the content: an edit in between makes the token stale, and a message
+	// with a stale one has no effect.
+	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
+	if errors.Is(err, dlqstore.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read token: %w", err)
+	}
 	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return in.cfg.DeadLetters.Get(ctx, id) })
 	switch {
 	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.StateReplaying:
@@ -196,13 +205,6 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	}
 	if topic == "" {
 		return false, errNoReplayTopic
-	}
-	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
-	if errors.Is(err, dlqstore.ErrNotFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read token: %w", err)
 	}
 	err = nopanic.Call(func() error { return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token)) })
 	if err != nil {
