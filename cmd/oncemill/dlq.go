@@ -80,7 +80,19 @@ relay's message.`,
 				if err != nil {
 					return err
 				}
-				return printLetters(cmd.OutOrStdout(), page, asJSON)
+				if err := printLetters(cmd.OutOrStdout(), page, asJSON); err != nil || len(page) == 0 {
+					return err
+				}
+				from.After, from.Limit = page[len(page)-1].Cursor(), 1
+				if page, err = letters.List(ctx, from); err != nil || len(page) == 0 {
+					return err
+				}
+				out := cmd.OutOrStdout()
+				if asJSON {
+					out = cmd.ErrOrStderr() // the list is the whole output
+				}
+				_, err = fmt.Fprintln(out, "There are more: raise --limit, or select by --topic, --consumer, --since or --until")
+				return err
 			})
 		},
 	}
