@@ -11,6 +11,10 @@ select id, state, version, source, consumer, lane, row_id, topic, message_id, ke
 from {{dead_letters}}
 where id = $1
 
+-- name: now
+-- The server's time, in microseconds since 1970.
+select (date_part('epoch', clock_timestamp()) * 1000000)::bigint
+
 -- name: states
 -- By primary key.
 select id, state

@@ -9,6 +9,10 @@ select id, state, version, source, consumer, lane, row_id, topic, message_id, ke
 from {{dead_letters}}
 where id = $1
 
+-- name: now
+-- The clock of the machine, in microseconds since 1970.
+select cast(unixepoch('subsec') * 1000000 as integer)
+
 -- name: states
 -- By primary key.
 select id, state
