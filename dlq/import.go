@@ -31,8 +31,8 @@ const (
 	// base64, and what belongs to it.
 	mostLine = 192 << 20
 
-	mostLineErrors   = 20 // that are returned one by one
-	mostTextColumn   = 4 << 10
+	mostLineErrors   = 20               // that are returned one by one
+	mostTextColumn   = 4<<10 + len("…") // what text.Clean leaves of a longer one
 	mostConsumer     = 255
 	mostLineMetadata = 16 << 20 // bytes, as JSON
 	mostLineAttempts = 10       // that are kept
@@ -196,6 +196,7 @@ func decodeLine(encoded []byte) (*dlqstore.Letter, error) {
 type importedLine struct {
 	Line
 
+	Payload  anyPayload  `json:"payload"`
 	Metadata fewMetadata `json:"metadata"`
 	Attempts fewAttempts `json:"attempts"`
 	Edit     ignored     `json:"edit"`
@@ -205,6 +206,17 @@ type importedLine struct {
 type ignored struct{}
 
 func (*ignored) UnmarshalJSON([]byte) error { return nil }
+
+// anyPayload is nil if it is missing. Earlier versions wrote empty ones as null on SQLite.
+type anyPayload []byte
+
+func (p *anyPayload) UnmarshalJSON(encoded []byte) error {
+	*p = anyPayload{}
+	if string(encoded) == "null" {
+		return nil
+	}
+	return json.Unmarshal(encoded, (*[]byte)(p))
+}
 
 type fewMetadata map[string]string
 

@@ -43,6 +43,16 @@ const (
 	mostLimit    = 1000
 )
 
+// Now returns the time of the database's clock, which Letter.DiedAt comes from. Compute
+// Filter.From and Filter.Until from it.
+func (s *Store) Now(ctx context.Context) (time.Time, error) {
+	now, err := s.store.Now(ctx)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("dlq: read time: %w", err)
+	}
+	return now, nil
+}
+
 // List returns dead letters without their payload, metadata and attempts (see Get). It
 // uses an index for each of message id, key, fingerprint, consumer, topic, a single
 // state, and time. A filter by source, reason or several states alone reads all dead

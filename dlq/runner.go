@@ -3,6 +3,7 @@ package dlq
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -55,25 +56,24 @@ const (
 	runSilent = 4 // connections that are given up before the next ones only test for an answer
 )
 
-// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again, and
-// a connection without an answer is given up after 20 seconds.
-// The error is that of oncemill.CheckMigrated if the tables are missing or too old.
+// Run runs jobs until ctx ends, and returns nil. A database error is logged and tried again, at
+// the start too, and a connection without an answer is given up after 20 seconds. The error is an
+// [*oncemill.SchemaError] if the tables are missing, too old or too new, and an
+// [*oncemill.ConfigError] for settings of SQLite that oncemill.CheckSQLite refuses.
 func (r *Runner) Run(ctx context.Context) error {
-	_, err := bounded.Do(ctx, r.calls, runWait, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations)
-	})
-	if err != nil && ctx.Err() == nil {
-		return err
-	}
 	var last time.Time
 	var failing repeats.Series
+	step := r.check
 	for ctx.Err() == nil {
-		worked, err := bounded.Do(ctx, r.calls, runWait, r.letters.RunJobs)
+		worked, err := bounded.Do(ctx, r.calls, runWait, step)
 		switch {
 		case err == nil:
+			step = r.letters.RunJobs
 			if attrs, report := failing.Over(); report {
 				r.logger.InfoContext(ctx, "replay jobs run again", attrs...)
 			}
+		case unusable(err):
+			return err
 		case ctx.Err() == nil && !sqlerr.Retryable(err):
 			level, attrs := failing.Failed(slog.LevelWarn, err.Error())
 			r.logger.Log(ctx, level, "running replay jobs failed; trying again", append(attrs, "error", err)...)
@@ -89,6 +89,19 @@ func (r *Runner) Run(ctx context.Context) error {
 		sleep.For(ctx, rest)
 	}
 	return nil
+}
+
+// check is the step before the first one.
+func (r *Runner) check(ctx context.Context) (bool, error) {
+	err := oncemill.CheckMigrated(ctx, r.letters.db, r.letters.cfg.Database, Migrations)
+	return err == nil, err
+}
+
+// unusable reports that trying again helps nothing: the tables or the settings are wrong.
+func unusable(err error) bool {
+	var schema *oncemill.SchemaError
+	var config *oncemill.ConfigError
+	return errors.As(err, &schema) || errors.As(err, &config)
 }
 
 // RunJobs does one step of the job that has been due for longest, in a short transaction, and

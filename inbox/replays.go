@@ -193,6 +193,15 @@ func (in *Inbox) caresFor(consumer string) bool {
 // publish publishes the message of a dead letter, unless another process was faster.
 func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	in := r.in
+	// The token before the content: an edit in between makes the token stale, and a message
+	// with a stale one has no effect.
+	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
+	if errors.Is(err, dlqstore.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read token: %w", err)
+	}
 	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return in.cfg.DeadLetters.Get(ctx, id) })
 	switch {
 	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.StateReplaying:
@@ -203,13 +212,6 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	topic, err := r.topicOf(ctx, letter)
 	if err != nil {
 		return false, err
-	}
-	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
-	if errors.Is(err, dlqstore.ErrNotFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read token: %w", err)
 	}
 	err = bounded.Call(ctx, r.calls, publishLimit, func(context.Context) error {
 		return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token))

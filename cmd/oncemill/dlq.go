@@ -70,17 +70,32 @@ relay's message.`,
   oncemill dlq undo 19 --reason "was not one"`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := filter.resolve(time.Now())
-			if err != nil {
+			if _, err := filter.resolve(time.Now()); err != nil {
 				return err
 			}
-			from.Limit = limit
 			return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+				from, err := filter.at(ctx, letters)
+				if err != nil {
+					return err
+				}
+				from.Limit = limit
 				page, err := letters.List(ctx, from)
 				if err != nil {
 					return err
 				}
-				return printLetters(cmd.OutOrStdout(), page, asJSON)
+				if err := printLetters(cmd.OutOrStdout(), page, asJSON); err != nil || len(page) == 0 {
+					return err
+				}
+				from.After, from.Limit = page[len(page)-1].Cursor(), 1
+				if page, err = letters.List(ctx, from); err != nil || len(page) == 0 {
+					return err
+				}
+				out := cmd.OutOrStdout()
+				if asJSON {
+					out = cmd.ErrOrStderr() // the list is the whole output
+				}
+				_, err = fmt.Fprintln(out, "There are more: raise --limit, or select by --topic, --consumer, --since or --until")
+				return err
 			})
 		},
 	}
@@ -113,7 +128,19 @@ func (f *filterFlags) register(cmd *cobra.Command, states []string) {
 	flags.StringVar(&f.until, "until", "", "only what died before a time, or longer ago than a duration")
 }
 
-// resolve returns the filter that the flags describe.
+// at returns the filter that the flags describe, by the database's clock, as dead letters have
+// their times from it.
+func (f *filterFlags) at(ctx context.Context, letters *dlq.Store) (filter dlq.Filter, err error) {
+	var now time.Time
+	if f.since != "" || f.until != "" {
+		if now, err = letters.Now(ctx); err != nil {
+			return filter, err
+		}
+	}
+	return f.resolve(now)
+}
+
+// resolve returns the filter that the flags describe. It refuses wrong ones.
 func (f *filterFlags) resolve(now time.Time) (filter dlq.Filter, err error) {
 	filter = f.Filter
 	if filter.Reason != "" && !slices.Contains(slices.Concat(relayReasons, consumerReasons), filter.Reason) {

@@ -287,3 +287,19 @@ func TestTable_FitsTheTerminal(t *testing.T) {
 		}
 	}
 }
+
+// Who reads a list learns that it is not the whole one.
+func TestDLQCommand_SaysThatThereAreMore(t *testing.T) {
+	t.Parallel()
+	_, run := shopOf(t)
+	for limit, more := range map[string]bool{"1": true, "2": false, "1000": false} {
+		for _, form := range []string{"--oldest", "--json"} {
+			if out := run(0, "dlq", form, "--limit", limit); strings.Contains(out, "There are more") != more {
+				t.Errorf("--limit %s %s: %s", limit, form, out)
+			}
+		}
+	}
+	if out := run(0, "dlq", "--topic", "none"); strings.Contains(out, "more") {
+		t.Error(out)
+	}
+}

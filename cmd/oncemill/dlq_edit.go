@@ -39,6 +39,9 @@ discard them and publish a new message.`,
 			if err := reasonGiven(cmd, act); err != nil {
 				return err
 			}
+			if err := noneEmpty(cmd, "payload"); err != nil {
+				return err
+			}
 			if payload == "" && len(set)+len(unset) == 0 {
 				return &usageError{errors.New("nothing is changed; give --payload, --set or --unset")}
 			}

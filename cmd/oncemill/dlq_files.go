@@ -27,11 +27,17 @@ database. --output creates a file that only its owner can read, and replaces non
 		Example: `  oncemill dlq export --consumer stock --output stock.jsonl
   oncemill dlq export --since 24h | jq -r .message_id`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			from, err := filter.resolve(time.Now())
-			if err != nil {
+			if err := noneEmpty(cmd, filterNames...); err != nil {
+				return err
+			}
+			if _, err := filter.resolve(time.Now()); err != nil {
 				return err
 			}
 			return opts.withLetters(cmd, func(letters *dlq.Store) (err error) {
+				from, err := within(cmd.Context(), opts.readTimeout, func(ctx context.Context) (dlq.Filter, error) { return filter.at(ctx, letters) })
+				if err != nil {
+					return err
+				}
 				to := cmd.OutOrStdout()
 				if output != "" {
 					file, err := os.OpenFile(output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the operator names it

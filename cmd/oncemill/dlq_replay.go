@@ -35,6 +35,9 @@ their message id, or since several have the same one.`,
   oncemill dlq replay --consumer stock --dry-run
   oncemill dlq replay --consumer stock --canary 10 --rate 500 --stop-after 20 --reason "fixed in 1.4"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := noneEmpty(cmd, filterNames...); err != nil {
+				return err
+			}
 			plan.Filter = dlq.Filter{}
 			filtered := slices.ContainsFunc(filterNames, cmd.Flags().Changed)
 			forJob := slices.ContainsFunc([]string{"canary", "rate", "stop-after", "dry-run", "detach"}, cmd.Flags().Changed)
@@ -62,13 +65,15 @@ their message id, or since several have the same one.`,
 					return err
 				}
 			}
-			if plan.IDs = ids; len(ids) == 0 {
-				if plan.Filter, err = filter.resolve(time.Now()); err != nil {
-					return err
-				}
+			plan.IDs = ids
+			if _, err := filter.resolve(time.Now()); err != nil {
+				return err
 			}
 			if dryRun {
 				return opts.readLetters(cmd, func(ctx context.Context, letters *dlq.Store) error {
+					if plan.Filter, err = filter.at(ctx, letters); err != nil {
+						return err
+					}
 					preview, err := letters.PreviewJob(ctx, plan)
 					if err != nil {
 						return err
@@ -77,6 +82,10 @@ their message id, or since several have the same one.`,
 				})
 			}
 			return opts.withLetters(cmd, func(letters *dlq.Store) error {
+				plan.Filter, err = within(cmd.Context(), opts.readTimeout, func(ctx context.Context) (dlq.Filter, error) { return filter.at(ctx, letters) })
+				if err != nil {
+					return err
+				}
 				job, err := letters.StartJob(cmd.Context(), plan, act)
 				if err != nil {
 					return err

@@ -204,7 +204,10 @@ func (o *options) watchJob(cmd *cobra.Command, letters *dlq.Store, id int64) err
 			return fmt.Errorf("job %d is paused: %s; oncemill jobs resume %d goes on, oncemill jobs cancel %d ends it", id, oneLine(job.Note), id, id)
 		case over:
 			fmt.Fprint(w, newline(width))
-			if job.State == dlq.JobFinished && job.Total == 0 {
+			switch {
+			case job.State == dlq.JobCanceled:
+				return fmt.Errorf("job %d was canceled: it has replayed %d dead letters and skipped %d", id, job.Replayed, job.Skipped)
+			case job.Total == 0:
 				return fmt.Errorf("job %d has replayed nothing: no dead letter matches that is dead or held", id)
 			}
 			return nil

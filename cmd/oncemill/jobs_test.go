@@ -65,3 +65,14 @@ func TestJobsCommand_StartsFollowsPausesAndCancels(t *testing.T) {
 		t.Errorf("%q", out)
 	}
 }
+
+// Somebody else cancels the job that a script follows: it must not take that for success.
+func TestReplayCommand_AJobThatIsCanceledFails(t *testing.T) {
+	t.Parallel()
+	_, run := shopOf(t)
+	run(0, "dlq", "replay", "1", "2", "--rate", "1", "--detach", "--reason", "fixed")
+	run(0, "jobs", "cancel", "1", "--reason", "not yet")
+	if out := run(1, "jobs", "watch", "1"); !strings.Contains(out, "job 1 was canceled: it has replayed 0 dead letters and skipped 2") {
+		t.Error(out)
+	}
+}

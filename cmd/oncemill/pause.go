@@ -153,6 +153,9 @@ func newRetry(opts *options) *cobra.Command {
 unavailable probed. The relays do it within a second or two. Those that fail again use up an
 attempt. Messages of what is paused stay where they are.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := noneEmpty(cmd, "topic", "key"); err != nil {
+				return err
+			}
 			if (what.Topic != "" || what.Key != "") == what.All {
 				return &usageError{errors.New("give --topic, --key or both, or --all")}
 			}

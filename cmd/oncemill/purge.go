@@ -86,6 +86,9 @@ failure is logged, and the next round tries again.`,
 			case p.audit != 0 && p.audit < 24*time.Hour:
 				return &usageError{fmt.Errorf("--audit-retention %s: must be at least 24h, or 0 to keep all entries", p.audit)}
 			}
+			if err := noneEmpty(cmd, "archive-dir"); err != nil {
+				return err
+			}
 			if err := p.archive.check(); err != nil {
 				return err
 			}

@@ -42,6 +42,9 @@ are those of the database's clock.`,
 		Example: `  oncemill history resend --from 2026-03-01T10:00:00Z --to 2026-03-01T10:15:00Z --dry-run
   oncemill history resend --from 30m --topic orders`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := noneEmpty(cmd, "topic", "key"); err != nil {
+				return err
+			}
 			if _, _, err := window(from, to, time.Now()); err != nil {
 				return err
 			}

@@ -239,6 +239,22 @@ func wrongUse(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
+// noneEmpty returns an error if one of these flags was given without a value, as a variable of a
+// script that is not set does. A command must not act on more than it was meant to.
+func noneEmpty(cmd *cobra.Command, names ...string) error {
+	for _, name := range names {
+		f := cmd.Flags().Lookup(name)
+		empty := f.Value.String() == ""
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			empty = len(list.GetSlice()) == 0
+		}
+		if f.Changed && empty {
+			return &usageError{fmt.Errorf("--%s is empty; give it a value, or leave it out, in the environment and in --config too", name)}
+		}
+	}
+	return nil
+}
+
 // fromEnvironment sets each flag that was not given from its variable.
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error

@@ -297,7 +297,7 @@ func TestStore_AReplayThatFailsAgainNamesItsNewLetter(t *testing.T) {
 		f.add(t, dlqstore.Letter{MessageID: "m", Reason: "failed"}) // before
 		first := end(dlqstore.Letter{MessageID: "m", Reason: "failed"})
 		f.add(t, dlqstore.Letter{MessageID: "other", Reason: "failed"})
-		f.add(t, dlqstore.Letter{MessageID: "m", Reason: "conflict"}) // another message
+		f.add(t, dlqstore.Letter{MessageID: "m", Reason: "conflict", Payload: []byte("p")}) // another message
 		expect(first, 0)
 		second := end(dlqstore.Letter{MessageID: "m", Reason: "permanent"})
 		third := f.add(t, dlqstore.Letter{MessageID: "m", Reason: "failed"})

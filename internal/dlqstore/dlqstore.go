@@ -69,6 +69,9 @@ type Store interface {
 	// dead, replayed or discarded; a closed one is closed now. A relay's has to be closed.
 	Import(ctx context.Context, l *Letter, by, reason string) (id int64, err error)
 
+	// Now returns the time of the database's clock.
+	Now(ctx context.Context) (time.Time, error)
+
 	// Stuck counts the dead letters that have been replaying or discarding for longer than
 	// wait. It looks at the oldest of each state, at most so many.
 	Stuck(ctx context.Context, wait time.Duration, most int) ([]OpenCount, error)
@@ -140,6 +143,7 @@ func Open(db *sql.DB, where database.Database) Store {
 // texts are the statements. Those of the same name take the same arguments on all
 // databases; times are in microseconds since 1970.
 type texts struct {
+	Now                                      string
 	Get, States, ReplayToken, CheckReplay    string
 	FormerReplay, FailedAgain, Notes         string
 	Add, Import, EndReplay, Purge            string

@@ -95,7 +95,8 @@ type Job struct {
 	canaryFrom   int64 // replays that had ended when the current canary began
 	failedBefore int64 // failures before the last resume
 	elapsed      time.Duration
-	unreadable   bool // the plan
+	refused      int64 // of Asked, if all were looked at: what its consumer refuses again and again
+	unreadable   bool  // the plan
 }
 
 // JobCounts are the dead letters of a job, by what has become of them.

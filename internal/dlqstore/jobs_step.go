@@ -153,7 +153,7 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	switch {
 	case j.Plan.StopAfter > 0 && failures >= int64(j.Plan.StopAfter):
 		return s.stop(ctx, tx, j, fmt.Sprintf("stopped after %d renewed failures", failures))
-	case j.Asked == 0 && (j.canaryWaits() || j.canaryRuns() && j.Pending == 0):
+	case j.Asked == j.refused && j.canaryAsks() > 0 && (j.canaryWaits() || j.canaryRuns() && j.Pending == 0):
 		if failures > 0 {
 			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.canaryAsks()))
 		}
@@ -191,8 +191,8 @@ func (j *Job) canaryRuns() bool { return j.Plan.Canary > 0 && !j.CanaryPassed }
 func (j *Job) canaryWaits() bool { return j.canaryRuns() && j.canaryAsks() >= int64(j.Plan.Canary) }
 
 // canaryAsks is how many replays the current canary has. Those that others have discarded
-// prove nothing.
-func (j *Job) canaryAsks() int64 { return j.Asked + j.Replayed + j.Failed - j.canaryFrom }
+// prove nothing, nor do those that their consumer does not accept.
+func (j *Job) canaryAsks() int64 { return j.Asked - j.refused + j.Replayed + j.Failed - j.canaryFrom }
 
 func (j *Job) summary() string {
 	return fmt.Sprintf("of %d dead letters, %d replayed, %d failed again, %d discarded, %d taken by others, %d skipped",
@@ -263,6 +263,7 @@ type outcome struct {
 	askedFor         int64 // microseconds
 	failedAgain      bool
 	retried          bool // a relay still has it
+	refusedAgain     bool // as unverified or malformed, which does not end a replay
 }
 
 // of returns the state of the job's letter; "" while the replay is not over.
@@ -290,6 +291,8 @@ func (o *outcome) of() string {
 // waits says what a replay that takes long waits for.
 func (o *outcome) waits() string {
 	switch {
+	case o.refusedAgain:
+		return "consumer " + o.consumer + " refuses some messages again: discard their dead letters"
 	case o.retried:
 		return "relays retry messages that were refused again, or wait for a broker"
 	case o.source == "relay":
@@ -303,8 +306,8 @@ func (s *store) outcomes(ctx context.Context, tx *sql.Tx, j *Job) (found []*outc
 	err = each(ctx, tx, func(rows *sql.Rows) error {
 		o := &outcome{}
 		found = append(found, o)
-		return rows.Scan(&o.letter, &o.asked, &o.state, &o.version, &o.source, &o.consumer, &o.askedFor, &o.failedAgain)
-	}, s.text.JobOutcomes, j.ID, j.lookAfter, jobLooks)
+		return rows.Scan(&o.letter, &o.asked, &o.state, &o.version, &o.source, &o.consumer, &o.askedFor, &o.failedAgain, &o.refusedAgain)
+	}, s.text.JobOutcomes, j.ID, j.lookAfter, jobLooks, jobStuck.Microseconds())
 	var ids []int64
 	of := map[int64]*outcome{}
 	for _, o := range found {
@@ -329,10 +332,11 @@ func (s *store) outcomes(ctx context.Context, tx *sql.Tx, j *Job) (found []*outc
 
 // lookForOutcomes records what has become of the next of the replays that were requested.
 func (s *store) lookForOutcomes(ctx context.Context, tx *sql.Tx, j *Job) error {
-	if j.Asked == 0 {
+	if j.refused = 0; j.Asked == 0 {
 		j.Waiting = ""
 		return nil
 	}
+	first := j.lookAfter == 0
 	outcomes, err := s.outcomes(ctx, tx, j)
 	if err != nil {
 		return err
@@ -342,12 +346,20 @@ func (s *store) lookForOutcomes(ctx context.Context, tx *sql.Tx, j *Job) error {
 		j.lookAfter = o.letter
 		if state := o.of(); state != "" {
 			ended[state] = append(ended[state], o.letter)
-		} else if stuck == "" && time.Duration(o.askedFor)*time.Microsecond > jobStuck {
-			stuck = o.waits()
+		} else if time.Duration(o.askedFor)*time.Microsecond > jobStuck {
+			if stuck == "" || o.refusedAgain {
+				stuck = o.waits()
+			}
+			if o.refusedAgain {
+				j.refused++
+			}
 		}
 	}
 	if len(outcomes) < jobLooks {
 		j.lookAfter = 0
+	}
+	if !first || j.lookAfter != 0 { // with so many, they count
+		j.refused = 0
 	}
 	for state, count := range map[string]*int64{"replayed": &j.Replayed, "failed": &j.Failed, "discarded": &j.Discarded, "taken": &j.Taken} {
 		if ids := ended[state]; len(ids) > 0 {

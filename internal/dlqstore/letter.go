@@ -123,16 +123,16 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 	if !whole {
 		return l, nil
 	}
-	l.Metadata, l.EditedAt = metadata, at(editedAt)
-	var err error
+	l.Payload, l.Metadata, l.EditedAt = notNull(l.Payload), metadata, at(editedAt)
 	if editedAt.Valid {
+		var err error
 		if l.Edit.Metadata, err = outboxstore.DecodeMetadata(edited); err != nil {
 			return nil, err
 		}
 		l.Edit.Payload = notNull(l.Edit.Payload)
 	}
-	l.Attempts, err = DecodeAttempts(attempts)
-	return l, err
+	l.Attempts, _ = DecodeAttempts(attempts) // nil if another program wrote something else
+	return l, nil
 }
 
 func at(micros sql.NullInt64) time.Time {
@@ -156,15 +156,18 @@ type storedAttempt struct {
 	Text  string `json:"text"`
 }
 
-// DecodeAttempts decodes attempts as they are stored, in parked too.
+// DecodeAttempts decodes attempts as they are stored, in parked too. One with a time that JSON
+// cannot hold, which only another program writes, is left out.
 func DecodeAttempts(encoded []byte) ([]Attempt, error) {
 	var stored []storedAttempt
 	if err := json.Unmarshal(encoded, &stored); err != nil {
 		return nil, fmt.Errorf("decode attempts: %w", err)
 	}
-	attempts := make([]Attempt, len(stored))
-	for i, s := range stored {
-		attempts[i] = Attempt{At: time.UnixMicro(s.At).UTC(), Class: s.Class, Error: s.Text}
+	attempts := make([]Attempt, 0, len(stored))
+	for _, s := range stored {
+		if at := time.UnixMicro(s.At).UTC(); at.Year() >= 1970 && at.Year() < 9999 { // as an import takes
+			attempts = append(attempts, Attempt{At: at, Class: s.Class, Error: s.Text})
+		}
 	}
 	return attempts, nil
 }

@@ -43,6 +43,12 @@ func (s *store) Get(ctx context.Context, id int64) (*Letter, error) {
 	return l, err
 }
 
+func (s *store) Now(ctx context.Context) (time.Time, error) {
+	var now int64
+	err := s.db.QueryRowContext(ctx, s.text.Now).Scan(&now)
+	return time.UnixMicro(now).UTC(), err
+}
+
 func (s *store) CheckReplay(ctx context.Context, id int64, token string) (*Letter, error) {
 	return orNotFound(scanLetter(s.db.QueryRowContext(ctx, s.text.CheckReplay, id, token), true))
 }

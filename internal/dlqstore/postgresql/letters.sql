@@ -11,6 +11,10 @@ select id, state, version, source, consumer, lane, row_id, topic, message_id, ke
 from {{dead_letters}}
 where id = $1
 
+-- name: now
+-- The server's time, in microseconds since 1970.
+select (date_part('epoch', clock_timestamp()) * 1000000)::bigint
+
 -- name: states
 -- By primary key.
 select id, state
@@ -63,6 +67,7 @@ where left(message_id, 255) = left($1::text, 255)
 	and source = $4
 	and consumer = $5
 	and (source = 'consumer' and reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+		or source = 'consumer' and reason = 'conflict' and payload = (select case when l.edited then l.edited_payload else l.payload end from {{dead_letters}} l where l.id = $3)
 		or source = 'relay' and lane = $6 and row_id = $7)
 order by died_at, id
 limit 1

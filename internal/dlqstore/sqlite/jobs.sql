@@ -149,7 +149,7 @@ where job = $1
 -- name: job_outcomes
 -- index: dead_letter_job_letters_asked, from a position; then the dead letters
 -- by primary key, and by dead_letters_message the dead letter that a replay has become (see
--- failed_again).
+-- failed_again), or that a refused message has left while its replay goes on for too long.
 select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coalesce(l.source, ''), coalesce(l.consumer, ''),
 	coalesce(cast(unixepoch('subsec') * 1000000 as integer) - j.asked_at, 0),
 	coalesce(l.state = 'replayed' and l.source = 'consumer' and exists (
@@ -160,7 +160,19 @@ select j.letter, j.version, coalesce(l.state, ''), coalesce(l.version, 0), coale
 			and a.id <> l.id
 			and a.source = 'consumer'
 			and a.consumer = l.consumer
-			and a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+			and (a.reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+				or a.reason = 'conflict' and a.payload = case when l.edited then l.edited_payload else l.payload end)
+	), false),
+	coalesce(l.state = 'replaying' and l.source = 'consumer' and l.message_id <> ''
+		and j.asked_at < cast(unixepoch('subsec') * 1000000 as integer) - $4 and exists (
+		select 1
+		from {{dead_letters}} a
+		where a.message_id = l.message_id
+			and a.died_at >= j.asked_at
+			and a.id <> l.id
+			and a.source = 'consumer'
+			and a.consumer = l.consumer
+			and a.reason in ('unverified', 'malformed')
 	), false)
 from {{dead_letter_job_letters}} j
 left join {{dead_letters}} l on l.id = j.letter

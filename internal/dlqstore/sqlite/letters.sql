@@ -9,6 +9,10 @@ select id, state, version, source, consumer, lane, row_id, topic, message_id, ke
 from {{dead_letters}}
 where id = $1
 
+-- name: now
+-- The clock of the machine, in microseconds since 1970.
+select cast(unixepoch('subsec') * 1000000 as integer)
+
 -- name: states
 -- By primary key.
 select id, state
@@ -58,6 +62,7 @@ where message_id = $1
 	and source = $4
 	and consumer = $5
 	and (source = 'consumer' and reason not in ('conflict', 'unverified', 'malformed', 'older-than-retention')
+		or source = 'consumer' and reason = 'conflict' and payload = (select case when l.edited then l.edited_payload else l.payload end from {{dead_letters}} l where l.id = $3)
 		or source = 'relay' and lane = $6 and row_id = $7)
 order by died_at, id
 limit 1
