@@ -46,9 +46,16 @@ func TestStore_MoveDueMovesInOrder(t *testing.T) {
 		if next, found, err := f.NextDue(t.Context(), over); !found || err != nil || next.In > 0 {
 			t.Errorf("next: %+v, %v, %v", next, found, err)
 		}
-		batch, err := f.MoveDue(t.Context(), holds, limits, due)
-		if must(t, err); batch.Moved != 251 {
-			t.Errorf("moved %d", batch.Moved)
+		moved := 0
+		for { // SQLite's turn to write ends earlier on a busy machine
+			batch, err := f.MoveDue(t.Context(), holds, limits, due)
+			if must(t, err); batch.Moved == 0 {
+				break
+			}
+			moved += batch.Moved
+		}
+		if moved != 251 {
+			t.Errorf("moved %d", moved)
 		}
 		expectIDs(t, "moved", f.read(t), append([]string{"first"}, ids...)...)
 		if n := f.count(t, "scheduled"); n != 2 {
