@@ -30,5 +30,6 @@ var (
 	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
 	errNotConfirmed  = errors.New("the broker has not confirmed a message")
 	errNoQueue       = errors.New("no such queue; subscribe to the topic first, or declare it")
+	errGoexit        = errors.New("a function of the configuration ended its goroutine")
 	errNoMalformed   = errors.New("set Config.Malformed to keep it elsewhere")
 )

@@ -324,13 +324,18 @@ func (s *subscription) await(p *delivery) {
 	}
 }
 
-// refuse passes a delivery that the marshaler could not read to Config.Malformed.
+// refuse passes a delivery that the marshaler could not read to Config.Malformed, which may not
+// return.
 func (s *subscription) refuse(p *delivery) {
-	err := s.owner.settings.refuse(p.msg, p.reason)
-	if err != nil {
-		s.logMalformed(p, err)
+	msg, reason := p.msg, p.reason
+	select {
+	case err := <-apart(func() error { return s.owner.settings.refuse(msg, reason) }):
+		if err != nil {
+			s.logMalformed(p, err)
+		}
+		s.outcomes.put(outcome{delivery: p, acked: err == nil})
+	case <-s.abandon:
 	}
-	s.outcomes.put(outcome{delivery: p, acked: err == nil})
 }
 
 func (s *settings) refuse(msg *message.Message, reason error) error {
