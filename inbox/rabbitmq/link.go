@@ -75,8 +75,7 @@ func dial(ctx context.Context, s *settings, dialer *amqpconn.Dialer) (*link, err
 // limit. If it does not arrive in time, the connection is dropped, which makes every
 // request fail.
 func (l *link) within(request func() error) error {
-	answered := make(chan error, 1)
-	go func() { answered <- request() }()
+	answered := apart(request)
 	timer := time.NewTimer(l.settings.CallTimeout)
 	defer timer.Stop()
 	select {

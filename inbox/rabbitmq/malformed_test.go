@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
@@ -111,5 +113,86 @@ func TestSubscriber_AMalformedThatEndsItsGoroutineIsCalledAgain(t *testing.T) {
 	}
 	if left, _ := a.left("orders"); left != 0 {
 		t.Errorf("%d are left in the queue", left)
+	}
+}
+
+// exiting is a marshaler that ends its goroutine.
+type exiting struct{ rabbitmq.Marshaler }
+
+func (m exiting) Unmarshal(d amqp091.Delivery) (*message.Message, error) {
+	if d.MessageId == "exits" {
+		runtime.Goexit()
+	}
+	return m.Marshaler.Unmarshal(d)
+}
+
+// A delivery whose marshaler or Key ends the goroutine cannot be read, and keeps no other.
+func TestSubscriber_AReaderThatEndsItsGoroutineStopsNothing(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	key := func(msg *message.Message) string {
+		if msg.UUID == "exits" {
+			runtime.Goexit()
+		}
+		return msg.Metadata.Get(rabbitmq.KeyHeader)
+	}
+	for name, c := range map[string]struct {
+		marshaler wamqp.Marshaler
+		opts      rabbitmq.Config
+	}{
+		"marshaler":      {exiting{}, rabbitmq.Config{}},
+		"key":            {rabbitmq.Marshaler{}, rabbitmq.Config{Key: key}},
+		"key of a shard": {rabbitmq.Marshaler{}, rabbitmq.Config{Key: key, Shards: rabbitmq.Shards{Count: 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg, topic := fanout(uri, 10), "orders of "+name
+			cfg.Marshaler = c.marshaler
+			refused := make(chan string, 10)
+			c.opts.Malformed = func(_ context.Context, msg *message.Message, _ error) error {
+				refused <- msg.UUID
+				return nil
+			}
+			s := subscriber(t, cfg, c.opts)
+			if err := s.SubscribeInitialize(topic); err != nil {
+				t.Fatal(err)
+			}
+			newAdmin(t, uri).send(topic, "", publishing("exits", "k"), publishing("second", "k"), publishing("exits", ""), publishing("fourth", ""))
+			out := subscribe(t, s, topic)
+			for handled := map[string]bool{}; len(handled) < 2; {
+				msg := next(t, out)
+				handled[msg.UUID] = true
+				msg.Ack()
+			}
+			eventually(t, "both are refused", func() bool { return len(refused) >= 2 })
+			eventually(t, "its consumer is there", s.Ready)
+			none(t, out)
+			if n := len(refused); n != 2 {
+				t.Errorf("%d were refused", n)
+			}
+		})
+	}
+}
+
+// exitingTopology ends the goroutine that declares a queue.
+type exitingTopology struct{ wamqp.DefaultTopologyBuilder }
+
+func (*exitingTopology) BuildTopology(*amqp091.Channel, string, string, wamqp.Config, watermill.LoggerAdapter) error {
+	runtime.Goexit()
+	return nil
+}
+
+func TestSubscriber_ATopologyBuilderThatEndsItsGoroutineHasFailed(t *testing.T) {
+	t.Parallel()
+	cfg := queues(testserver.RabbitMQ(t), 10)
+	cfg.TopologyBuilder = &exitingTopology{}
+	s, failed := subscriber(t, cfg, rabbitmq.Config{}), make(chan error, 1)
+	go func() {
+		_, err := s.Subscribe(context.WithoutCancel(t.Context()), "orders")
+		failed <- err
+	}()
+	eventually(t, "Subscribe returns", func() bool { return len(failed) > 0 })
+	if err := <-failed; err == nil {
+		t.Error("subscribed")
 	}
 }

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -77,8 +78,11 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	for current != nil {
 		s.consuming.Store(true)
 		since := time.Now()
-		err := s.consume(ctx, handling, current)
+		err := <-apart(func() error { return s.consume(ctx, handling, current) })
 		s.consuming.Store(false)
+		if errors.Is(err, errGoexit) {
+			s.owner.exits.Store(true)
+		}
 		if err == nil || s.isGone(err) {
 			break
 		}
@@ -112,7 +116,13 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	if s.shard == nil {
 		close(s.out)
 	}
-	s.drain(ctx, handling, current)
+	drain := func() error {
+		s.drain(ctx, handling, current)
+		return nil
+	}
+	for <-apart(drain) != nil {
+		s.owner.exits.Store(true)
+	}
 	giveUp()
 	close(s.abandon)
 	s.waiters.Wait()
@@ -154,7 +164,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		for len(s.ready) > 0 && len(s.handedOut) < prefetch {
 			next = s.ready[0]
 			if next.note == nil {
-				next.prepare(handling, settings, s.topic, ctx.Done())
+				next.prepare(handling, s.owner, s.topic, ctx.Done())
 			}
 			if next.reason == nil && s.needsSlot() {
 				slots = s.shard.slots
@@ -274,7 +284,7 @@ func (s *subscription) take(current *session, raw amqp.Delivery) {
 		return
 	}
 	p := &delivery{session: current, by: current.consumer(raw.ConsumerTag), raw: raw, arrived: time.Now()}
-	p.read(s.owner.settings)
+	p.read(s.owner)
 	s.lineUp(p)
 }
 
