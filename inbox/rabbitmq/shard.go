@@ -125,6 +125,18 @@ func noQueue(err error) bool {
 	return errors.As(err, &refused) && refused.Code == amqp.NotFound && strings.Contains(refused.Reason, "no queue")
 }
 
+// isDown reports whether the broker has the queue, but not now: its node is down.
+func isDown(err error) bool {
+	var refused *amqp.Error
+	return errors.As(err, &refused) && refused.Code == amqp.NotFound && !strings.HasPrefix(refused.Reason, "NOT_FOUND - no ")
+}
+
+// isAnswer reports whether an error is one of the broker, or nil.
+func isAnswer(err error) bool {
+	var refused *amqp.Error
+	return err == nil || errors.As(err, &refused)
+}
+
 // markerHeader is a header of the messages that MoveShards puts behind everything in the
 // previous shards, and of those that the consumer of such a shard puts there itself; see
 // sendProbe.

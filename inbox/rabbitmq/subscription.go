@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/cenkalti/backoff/v4"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
@@ -37,6 +38,7 @@ type subscription struct {
 	abandon  chan struct{}  // closed when outcomes are no longer awaited
 	outcomes outcomes
 
+	failures  repeats.Series // of sessions
 	malformed repeats.Series // deliveries that stay
 }
 
@@ -55,7 +57,8 @@ func newSubscription(owner *Subscriber, topic, queue, exchange string) *subscrip
 	}
 }
 
-// run consumes on one session after another until ctx ends or the subscriber is closed.
+// run consumes on one session after another until ctx ends or the subscriber is closed. Without a
+// current one it begins by opening one.
 func (s *subscription) run(ctx context.Context, current *session) {
 	settings := s.owner.settings
 	log := settings.Logger.With("queue", s.queue)
@@ -74,7 +77,9 @@ func (s *subscription) run(ctx context.Context, current *session) {
 
 	wait := settings.conn.Backoff
 	wait.Reset()
-	var failures repeats.Series
+	if current == nil {
+		current = s.reopen(ctx, log, &wait)
+	}
 	for current != nil {
 		s.consuming.Store(true)
 		since := time.Now()
@@ -90,27 +95,13 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.flush(ctx, log, flushAll) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
-		level, attrs := failures.Failed(s.lossLevel(err), fmt.Sprint(err))
+		level, attrs := s.failures.Failed(s.lossLevel(err), fmt.Sprint(err))
 		log.Log(ctx, level, "rabbitmq consumer lost, consuming again", append(attrs, "uri", current.link.shown, "error", err)...)
 		// A broker that accepts consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
 		}
-		for current = nil; current == nil; {
-			if !s.pause(ctx, wait.NextBackOff()) {
-				break
-			}
-			if current, err = s.open(ctx); s.isGone(err) {
-				break
-			} else if err == nil {
-				if attrs, report := failures.Over(); report {
-					log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", current.link.shown)...)
-				}
-			} else if ctx.Err() == nil {
-				level, attrs := failures.Failed(slog.LevelWarn, err.Error())
-				log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", settings.conn.Shown(), "error", err)...)
-			}
-		}
+		current = s.reopen(ctx, log, &wait)
 	}
 
 	if s.shard == nil {
@@ -133,6 +124,26 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.close()
 	}
 	s.leave()
+}
+
+// reopen opens a session. It returns nil if ctx ends before, or the shard is gone.
+func (s *subscription) reopen(ctx context.Context, log *slog.Logger, wait *backoff.ExponentialBackOff) *session {
+	for s.pause(ctx, wait.NextBackOff()) {
+		next, err := s.open(ctx)
+		switch {
+		case err == nil:
+			if attrs, report := s.failures.Over(); report {
+				log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", next.link.shown)...)
+			}
+			return next
+		case s.isGone(err):
+			return nil
+		case ctx.Err() == nil:
+			level, attrs := s.failures.Failed(slog.LevelWarn, err.Error())
+			log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", s.owner.settings.conn.Shown(), "error", err)...)
+		}
+	}
+	return nil
 }
 
 // ackLinger is how long acknowledgements wait for others, so that one frame covers many;
