@@ -242,6 +242,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 				return errStuck // all goes back together, in order
 			}
 			s.giveBack(time.Now())
+			s.giveBackMarker(current, time.Now())
 		}
 	}
 }
