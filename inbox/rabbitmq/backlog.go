@@ -198,8 +198,7 @@ func (s *subscription) cancelMore(ctx context.Context, o *session, first int) er
 // nearly Config.AckTimeout, each with all of its lane, in order. Deliveries of other lanes
 // are not affected. Returned deliveries come again at once, with the full time.
 func (s *subscription) giveBack(now time.Time) {
-	most := s.owner.settings.AckTimeout * 8 / 10
-	old := func(p *delivery) bool { return now.Sub(p.arrived) > most }
+	old := func(p *delivery) bool { return now.Sub(p.arrived) > s.maxIdle() }
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
@@ -223,6 +222,9 @@ func (s *subscription) giveBack(now time.Time) {
 		return p.lane != nil && p.lane.head != p // returned
 	})
 }
+
+// maxIdle is how long a delivery may stay here without being handled.
+func (s *subscription) maxIdle() time.Duration { return s.owner.settings.AckTimeout * 8 / 10 }
 
 // returnLane gives back what is in l and not being handled. The lane stays, and what
 // arrives meanwhile waits behind it.

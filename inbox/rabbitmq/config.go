@@ -34,12 +34,13 @@ type Config struct {
 	Key func(*message.Message) string
 
 	// Malformed takes a delivery that the marshaler could not read, or on which Key
-	// panicked, with the error (or an *oncemill.PanicError). The message is as [Marshaler]
-	// reads it: with all headers as metadata and the body unchanged. Malformed runs in a
-	// goroutine of its own. Returning nil acknowledges the delivery, so store it first;
-	// inbox.Inbox.Refuse does. After an error it is called again, with the delays of
-	// NackDelay. Default: the delivery stays unacknowledged in its queue, is logged, and is
-	// tried again with the same delays.
+	// panicked, with the error (or an *oncemill.PanicError). One of them may also have ended
+	// its goroutine. The message is as [Marshaler] reads it: with all headers as metadata and
+	// the body unchanged. Malformed runs in a goroutine of its own. Returning nil acknowledges
+	// the delivery, so store it first; inbox.Inbox.Refuse does. After an error, or if it ends
+	// its goroutine, it is called again, with the delays of NackDelay. If it does not return,
+	// Close waits for it as for a handler. Default: the delivery stays unacknowledged in its
+	// queue, is logged, and is tried again with the same delays.
 	Malformed func(ctx context.Context, msg *message.Message, reason error) error
 
 	// NackDelay is the time from a nack to the redelivery of the message if its handler has

@@ -46,7 +46,7 @@ func (s *subscription) release(now time.Time) {
 		delete(s.delayed, p)
 		if p.queue {
 			p.queue = false
-			p.read(s.owner.settings)
+			p.read(s.owner)
 			s.lineUp(p)
 		} else {
 			s.ready = append(s.ready, p)

@@ -119,6 +119,19 @@ func (l *lane) behind() (n int) {
 	return n
 }
 
+// unmarshal reads the delivery and its key. The marshaler and Config.Key may end the goroutine,
+// which loses the session: from then on each call has one.
+func (s *Subscriber) unmarshal(delivery amqp.Delivery) (msg *message.Message, key string, err error) {
+	if !s.exits.Load() {
+		return s.settings.unmarshal(delivery)
+	}
+	err = <-nopanic.Apart(func() (err error) {
+		msg, key, err = s.settings.unmarshal(delivery)
+		return err
+	})
+	return msg, key, err
+}
+
 // unmarshal reads the delivery and its key. The body is a copy, so that a handler that
 // changes it does not change a later try.
 func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key string, err error) {
@@ -141,7 +154,7 @@ func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key 
 
 // prepare makes the message to hand out, with a context of its own that has the values of
 // ctx. leaving is closed when no more is consumed.
-func (p *delivery) prepare(ctx context.Context, s *settings, topic string, leaving <-chan struct{}) {
+func (p *delivery) prepare(ctx context.Context, s *Subscriber, topic string, leaving <-chan struct{}) {
 	if p.msg == nil {
 		p.read(s)
 	}
@@ -150,19 +163,19 @@ func (p *delivery) prepare(ctx context.Context, s *settings, topic string, leavi
 		p.note.createdAt = p.raw.Timestamp
 	}
 	var base context.Context
-	base, p.cancel = context.WithDeadline(ctx, p.arrived.Add(s.AckTimeout))
+	base, p.cancel = context.WithDeadline(ctx, p.arrived.Add(s.settings.AckTimeout))
 	p.msg.SetContext(inbox.ContextWithDelivery(base, p.note))
 }
 
 // read makes the message, with the tolerant marshaler if needed.
-func (p *delivery) read(s *settings) {
+func (p *delivery) read(s *Subscriber) {
 	p.msg, p.key, p.reason = s.unmarshal(p.raw)
 	if p.reason == nil {
 		p.id = p.msg.UUID
 	} else {
 		raw := p.raw
 		raw.Body = bytes.Clone(raw.Body)
-		p.msg, _ = s.tolerant.Unmarshal(raw)              // it never fails
+		p.msg, _ = s.settings.tolerant.Unmarshal(raw)     // it never fails
 		delete(p.msg.Metadata, amqpconn.UnreadableHeader) // p.reason has it, and a replay must be readable
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"net"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/nopanic"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
@@ -75,8 +77,7 @@ func dial(ctx context.Context, s *settings, dialer *amqpconn.Dialer) (*link, err
 // limit. If it does not arrive in time, the connection is dropped, which makes every
 // request fail.
 func (l *link) within(request func() error) error {
-	answered := make(chan error, 1)
-	go func() { answered <- request() }()
+	answered := nopanic.Apart(request)
 	timer := time.NewTimer(l.settings.CallTimeout)
 	defer timer.Stop()
 	select {

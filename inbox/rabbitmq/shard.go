@@ -30,13 +30,14 @@ type shard struct {
 	yield    chan struct{} // closed when the shard is to be handed over
 	yielding sync.Once
 
-	marked  bool      // everything before the marker was delivered here
-	marker  uint64    // its delivery tag
-	probe   string    // names the marker that sendProbe has sent; "": none
-	refused int       // deliveries that this channel had given back when finish last looked
-	proven  bool      // the probe has come, and nothing since
-	again   time.Time // when finish may act again
-	gone    bool      // the queue does not exist
+	marked   bool // everything before the marker was delivered here
+	marker   amqp.Delivery
+	markedAt time.Time
+	probe    string    // names the marker that sendProbe has sent; "": none
+	refused  int       // deliveries that this channel had given back when finish last looked
+	proven   bool      // the probe has come, and nothing since
+	again    time.Time // when finish may act again
+	gone     bool      // the queue does not exist
 
 	unfinished repeats.Series // attempts to remove it
 }
@@ -125,6 +126,18 @@ func noQueue(err error) bool {
 	return errors.As(err, &refused) && refused.Code == amqp.NotFound && strings.Contains(refused.Reason, "no queue")
 }
 
+// isDown reports whether the broker has the queue, but not now: its node is down.
+func isDown(err error) bool {
+	var refused *amqp.Error
+	return errors.As(err, &refused) && refused.Code == amqp.NotFound && !strings.HasPrefix(refused.Reason, "NOT_FOUND - no ")
+}
+
+// isAnswer reports whether an error is one of the broker, or nil.
+func isAnswer(err error) bool {
+	var refused *amqp.Error
+	return err == nil || errors.As(err, &refused)
+}
+
 // markerHeader is a header of the messages that MoveShards puts behind everything in the
 // previous shards, and of those that the consumer of such a shard puts there itself; see
 // sendProbe.
@@ -142,16 +155,29 @@ func newMarker(value any) []amqp.Publishing {
 	return []amqp.Publishing{{Headers: amqp.Table{markerHeader: value}, DeliveryMode: amqp.Persistent}}
 }
 
-// mark keeps the newest marker unacknowledged until the shard is removed. So it comes again,
-// here or to another consumer, if the channel is lost before.
+// mark keeps the newest marker unacknowledged until the shard is removed. So it comes again, here or
+// to another consumer, if the channel is lost before, or it is given back.
 func (s *subscription) mark(current *session, raw amqp.Delivery) {
 	if s.shard.marked {
-		current.acks.ack(s.shard.marker)
+		current.acks.ack(s.shard.marker.DeliveryTag)
 	}
-	s.shard.marked, s.shard.marker = true, raw.DeliveryTag
+	s.shard.marked, s.shard.marker, s.shard.markedAt = true, raw, time.Now()
 	if s.shard.probe != "" && raw.Headers[markerHeader] == s.shard.probe {
 		s.shard.proven, s.shard.again = true, time.Time{}
 	}
+}
+
+// giveBackMarker returns the marker to the queue before Config.AckTimeout is over, as giveBack does
+// with deliveries. It comes again. finish need not wait for it as for these, since it is no message.
+func (s *subscription) giveBackMarker(current *session, now time.Time) {
+	if s.shard == nil || !s.shard.marked || now.Sub(s.shard.markedAt) <= s.maxIdle() {
+		return
+	}
+	s.shard.marked, s.shard.proven, s.shard.probe, s.shard.again = false, false, "", time.Time{}
+	current.acks.rejected(s.shard.marker.DeliveryTag)
+	s.shard.refused++ // finish knows
+	// If it fails, the channel is lost, and NotifyClose reports why.
+	_ = s.shard.marker.Nack(false, true)
 }
 
 // active records that this subscription is the active consumer of its shard. It is one until

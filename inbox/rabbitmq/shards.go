@@ -200,6 +200,11 @@ func (s *settings) declareEntry(channel *amqp.Channel, l layout) error {
 	return nil
 }
 
+// exists fails unless the entry exists, and with it everything behind it.
+func (l layout) exists(channel *amqp.Channel) error {
+	return channel.ExchangeDeclarePassive(l.entry(), amqp.ExchangeHeaders, durable, autoDelete, !internal, noWait, nil)
+}
+
 // bindShards leads the messages of the topic to l.
 func (s *settings) bindShards(channel *amqp.Channel, topic string, l layout) error {
 	exchange := s.topology.Exchange.GenerateName(topic)

@@ -351,7 +351,8 @@ func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
 	cfg.AckTimeout, cfg.NackDelay = time.Second, time.Hour // given back after 0.8 s
 	s := subscriber(t, fanout(uri, 10), cfg)
 	out := subscribe(t, s, "orders")
-	newAdmin(t, uri).send("orders", "", publishing("", ""))
+	a := newAdmin(t, uri)
+	a.send("orders", "", publishing("", ""))
 	next(t, out).Nack()
 	if err := s.MoveShards(t.Context(), "orders"); err != nil {
 		t.Fatal(err)
@@ -360,6 +361,7 @@ func TestShards_NotRemovedWhileDeliveriesComeAgain(t *testing.T) {
 		next(t, out).Nack()
 	}
 	next(t, out).Ack()
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
 }
 
 // declareOneShard declares what is the previous shard later.

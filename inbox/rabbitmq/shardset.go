@@ -29,7 +29,7 @@ type shardSet struct {
 	shards map[int]*subscription // by number; those with a consumer, active or not
 }
 
-// member is the subscription to a shard, with its first session.
+// member is the subscription to a shard, with its first session; nil if that is to be opened.
 type member struct {
 	number int
 	sub    *subscription
@@ -76,11 +76,17 @@ func (s *Subscriber) initializeShards(topic string) error {
 
 // prepareShards declares the shards of l, to which no messages are led yet.
 func (s *Subscriber) prepareShards(ctx context.Context, l layout) error {
-	steps := []func(*amqp.Channel) error{func(c *amqp.Channel) error { return s.settings.declareHashes(c, l) }}
-	for i := range l.count {
-		steps = append(steps, func(c *amqp.Channel) error { return s.settings.declareShard(c, l, i) })
+	if err := s.declare(ctx, func(c *amqp.Channel) error { return s.settings.declareHashes(c, l) }); err != nil {
+		return err
 	}
-	return s.declare(ctx, append(steps, func(c *amqp.Channel) error { return s.settings.declareEntry(c, l) })...)
+	for i := range l.count {
+		err := s.declare(ctx, func(c *amqp.Channel) error { return s.settings.declareShard(c, l, i) })
+		// It exists with its bindings if the entry does, which is the last to be declared.
+		if err != nil && (!isDown(err) || s.declare(ctx, l.exists) != nil) {
+			return err
+		}
+	}
+	return s.declare(ctx, func(c *amqp.Channel) error { return s.settings.declareEntry(c, l) })
 }
 
 // declare takes one step after the other, each within Config.CallTimeout. It does not use the
@@ -140,41 +146,64 @@ func (set *shardSet) beginLast(ctx context.Context) ([]member, error) {
 	return set.open(ctx)
 }
 
-// open begins to consume from all shards that exist.
+// open begins to consume from all shards that exist. One that cannot be opened now keeps none of
+// the others: run opens it later. It fails if none can be opened.
 func (set *shardSet) open(ctx context.Context) ([]member, error) {
 	var members []member
+	var missing []int
+	var failed error
 	for i := range set.layout.count {
+		if !isAnswer(failed) { // there is no connection, and each would wait for one
+			missing = append(missing, i)
+			continue
+		}
 		m, err := set.openShard(ctx, i)
 		switch {
 		case err == nil:
 			members = append(members, m)
 		case set.next == nil || !errors.Is(err, errShardGone):
-			for _, m := range members {
-				m.first.close()
-				set.end(m)
-			}
-			return nil, err
+			missing, failed = append(missing, i), err
+		}
+	}
+	if len(members) == 0 {
+		return nil, failed
+	}
+	for _, i := range missing {
+		if m, err := set.newMember(i); err == nil { // otherwise closed, and run ends at once
+			set.enter(m)
+			members = append(members, m)
 		}
 	}
 	return members, nil
 }
 
 func (set *shardSet) openShard(ctx context.Context, i int) (member, error) {
+	m, err := set.newMember(i)
+	if err != nil {
+		return m, err
+	}
+	if m.first, err = m.sub.open(ctx); err != nil {
+		set.owner.end(m.sub)
+		return member{}, err
+	}
+	set.enter(m)
+	return m, nil
+}
+
+// newMember makes a subscription, for whose end Close waits.
+func (set *shardSet) newMember(i int) (member, error) {
 	s := set.owner
 	if err := s.hold(); err != nil {
 		return member{}, err
 	}
-	sub := s.newShard(set.topic, set.layout.queue(i), set.out, set.slots, set.next)
-	first, err := sub.open(ctx)
-	if err != nil {
-		s.end(sub)
-		return member{}, err
-	}
-	s.enter(sub)
+	return member{number: i, sub: s.newShard(set.topic, set.layout.queue(i), set.out, set.slots, set.next)}, nil
+}
+
+func (set *shardSet) enter(m member) {
+	set.owner.enter(m.sub)
 	set.mu.Lock()
 	defer set.mu.Unlock()
-	set.shards[i] = sub
-	return member{i, sub, first}, nil
+	set.shards[m.number] = m.sub
 }
 
 func (set *shardSet) end(m member) {

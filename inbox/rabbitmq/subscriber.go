@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -22,7 +23,8 @@ type Subscriber struct {
 	publishing *connector
 	depths     *depths
 	closing    chan struct{}
-	ending     sync.Once // Close
+	ending     sync.Once   // Close
+	exits      atomic.Bool // the marshaler or Config.Key has ended a goroutine
 
 	mu        sync.Mutex
 	closed    bool

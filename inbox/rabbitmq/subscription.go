@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/cenkalti/backoff/v4"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
@@ -36,6 +38,7 @@ type subscription struct {
 	abandon  chan struct{}  // closed when outcomes are no longer awaited
 	outcomes outcomes
 
+	failures  repeats.Series // of sessions
 	malformed repeats.Series // deliveries that stay
 }
 
@@ -54,7 +57,8 @@ func newSubscription(owner *Subscriber, topic, queue, exchange string) *subscrip
 	}
 }
 
-// run consumes on one session after another until ctx ends or the subscriber is closed.
+// run consumes on one session after another until ctx ends or the subscriber is closed. Without a
+// current one it begins by opening one.
 func (s *subscription) run(ctx context.Context, current *session) {
 	settings := s.owner.settings
 	log := settings.Logger.With("queue", s.queue)
@@ -73,12 +77,17 @@ func (s *subscription) run(ctx context.Context, current *session) {
 
 	wait := settings.conn.Backoff
 	wait.Reset()
-	var failures repeats.Series
+	if current == nil {
+		current = s.reopen(ctx, log, &wait)
+	}
 	for current != nil {
 		s.consuming.Store(true)
 		since := time.Now()
-		err := s.consume(ctx, handling, current)
+		err := <-nopanic.Apart(func() error { return s.consume(ctx, handling, current) })
 		s.consuming.Store(false)
+		if errors.Is(err, nopanic.ErrGoexit) {
+			s.owner.exits.Store(true)
+		}
 		if err == nil || s.isGone(err) {
 			break
 		}
@@ -86,33 +95,25 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.flush(ctx, log, flushAll) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
-		level, attrs := failures.Failed(s.lossLevel(err), fmt.Sprint(err))
+		level, attrs := s.failures.Failed(s.lossLevel(err), fmt.Sprint(err))
 		log.Log(ctx, level, "rabbitmq consumer lost, consuming again", append(attrs, "uri", current.link.shown, "error", err)...)
 		// A broker that accepts consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
 		}
-		for current = nil; current == nil; {
-			if !s.pause(ctx, wait.NextBackOff()) {
-				break
-			}
-			if current, err = s.open(ctx); s.isGone(err) {
-				break
-			} else if err == nil {
-				if attrs, report := failures.Over(); report {
-					log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", current.link.shown)...)
-				}
-			} else if ctx.Err() == nil {
-				level, attrs := failures.Failed(slog.LevelWarn, err.Error())
-				log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", settings.conn.Shown(), "error", err)...)
-			}
-		}
+		current = s.reopen(ctx, log, &wait)
 	}
 
 	if s.shard == nil {
 		close(s.out)
 	}
-	s.drain(ctx, handling, current)
+	drain := func() error {
+		s.drain(ctx, handling, current)
+		return nil
+	}
+	for <-nopanic.Apart(drain) != nil {
+		s.owner.exits.Store(true)
+	}
 	giveUp()
 	close(s.abandon)
 	s.waiters.Wait()
@@ -123,6 +124,26 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.close()
 	}
 	s.leave()
+}
+
+// reopen opens a session. It returns nil if ctx ends before, or the shard is gone.
+func (s *subscription) reopen(ctx context.Context, log *slog.Logger, wait *backoff.ExponentialBackOff) *session {
+	for s.pause(ctx, wait.NextBackOff()) {
+		next, err := s.open(ctx)
+		switch {
+		case err == nil:
+			if attrs, report := s.failures.Over(); report {
+				log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", next.link.shown)...)
+			}
+			return next
+		case s.isGone(err):
+			return nil
+		case ctx.Err() == nil:
+			level, attrs := s.failures.Failed(slog.LevelWarn, err.Error())
+			log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", s.owner.settings.conn.Shown(), "error", err)...)
+		}
+	}
+	return nil
 }
 
 // ackLinger is how long acknowledgements wait for others, so that one frame covers many;
@@ -154,7 +175,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		for len(s.ready) > 0 && len(s.handedOut) < prefetch {
 			next = s.ready[0]
 			if next.note == nil {
-				next.prepare(handling, settings, s.topic, ctx.Done())
+				next.prepare(handling, s.owner, s.topic, ctx.Done())
 			}
 			if next.reason == nil && s.needsSlot() {
 				slots = s.shard.slots
@@ -221,6 +242,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 				return errStuck // all goes back together, in order
 			}
 			s.giveBack(time.Now())
+			s.giveBackMarker(current, time.Now())
 		}
 	}
 }
@@ -274,7 +296,7 @@ func (s *subscription) take(current *session, raw amqp.Delivery) {
 		return
 	}
 	p := &delivery{session: current, by: current.consumer(raw.ConsumerTag), raw: raw, arrived: time.Now()}
-	p.read(s.owner.settings)
+	p.read(s.owner)
 	s.lineUp(p)
 }
 
@@ -324,13 +346,18 @@ func (s *subscription) await(p *delivery) {
 	}
 }
 
-// refuse passes a delivery that the marshaler could not read to Config.Malformed.
+// refuse passes a delivery that the marshaler could not read to Config.Malformed, which may not
+// return.
 func (s *subscription) refuse(p *delivery) {
-	err := s.owner.settings.refuse(p.msg, p.reason)
-	if err != nil {
-		s.logMalformed(p, err)
+	msg, reason := p.msg, p.reason
+	select {
+	case err := <-nopanic.Apart(func() error { return s.owner.settings.refuse(msg, reason) }):
+		if err != nil {
+			s.logMalformed(p, err)
+		}
+		s.outcomes.put(outcome{delivery: p, acked: err == nil})
+	case <-s.abandon:
 	}
-	s.outcomes.put(outcome{delivery: p, acked: err == nil})
 }
 
 func (s *settings) refuse(msg *message.Message, reason error) error {

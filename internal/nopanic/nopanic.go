@@ -31,16 +31,17 @@ func Call(f func() error) (err error) {
 	return f()
 }
 
-// Apart is [Call] in a goroutine of its own: that f ends its goroutine is an error, too. It
-// returns when f has, and costs about a microsecond.
-func Apart(f func() error) error {
-	ended := make(chan error, 1)
+// Apart calls f, which may end its goroutine or never return, in a goroutine of its own.
+// That costs about a microsecond. The channel gets the error of f, or ErrGoexit.
+func Apart(f func() error) <-chan error {
+	done := make(chan error, 1)
 	go func() {
-		err := errEnded
-		defer func() { ended <- err }()
-		err = Call(f)
+		err := ErrGoexit // unless f returns
+		defer func() { done <- err }()
+		err = f()
 	}()
-	return <-ended
+	return done
 }
 
-var errEnded = errors.New("the function ended its goroutine")
+// ErrGoexit is the error of a function that ended its goroutine (runtime.Goexit).
+var ErrGoexit = errors.New("a function of the configuration ended its goroutine")

@@ -110,8 +110,13 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 	return p, size + 1 + len(e.stockHeader) + 5 + len(m.MessageID), nil
 }
 
+// apart calls a function of the configuration, which ends neither the process nor the lane.
+func apart(f func() error) error {
+	return <-nopanic.Apart(func() error { return nopanic.Call(f) })
+}
+
 func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int, err error) {
-	err = nopanic.Apart(func() (err error) { // or the lane would end with its goroutine
+	err = apart(func() (err error) {
 		p, err = e.marshaler.Marshal(m.Watermill())
 		return err
 	})

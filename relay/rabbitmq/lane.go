@@ -8,7 +8,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
-	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -305,7 +304,7 @@ func (l *lane) route(to *link, topic string) *route {
 		}
 		topology := &l.running.settings.topology
 		r = &route{topic: topic, confirmed: to.mark(topic)}
-		err := nopanic.Apart(func() error { // or the lane would end with its goroutine
+		err := apart(func() error {
 			r.exchange = topology.Exchange.GenerateName(topic)
 			r.key = topology.Publish.GenerateRoutingKey(topic)
 			return nil
