@@ -164,7 +164,7 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 				replayed++
 				published[l.ID] = last.next(l.Version)
 			case err != nil:
-				if errors.Is(err, bounded.ErrNotReturned) {
+				if errors.Is(err, errPublisherSilent) {
 					published[l.ID] = last.next(l.Version) // it may have arrived, and the next ones are not to wait for it
 				}
 				if failed++; failed <= mostErrorsTold {
@@ -216,6 +216,9 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	err = bounded.Call(ctx, r.calls, publishLimit, func(context.Context) error {
 		return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token))
 	})
+	if errors.Is(err, bounded.ErrNotReturned) {
+		err = errPublisherSilent
+	}
 	if err != nil {
 		return false, fmt.Errorf("publish to %q: %w", topic, err)
 	}
@@ -238,4 +241,7 @@ func (r *replayer) topicOf(ctx context.Context, letter *dlq.Letter) (string, err
 	return "", errNoReplayTopic
 }
 
-var errNoReplayTopic = errors.New("the topic is unknown; set Config.Replays.Topic")
+var (
+	errNoReplayTopic   = errors.New("the topic is unknown; set Config.Replays.Topic")
+	errPublisherSilent = errors.New("the publisher has not returned; the message is published again later")
+)

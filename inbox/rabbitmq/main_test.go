@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -19,5 +21,11 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(testserver.Main(m))
+	// Watermill's suite stops reading when it has each message once. What comes again
+	// after that waits in its own goroutines, which never end.
+	os.Exit(testserver.Main(
+		m,
+		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe.func2"),
+		goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe.func3"),
+	))
 }

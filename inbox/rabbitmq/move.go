@@ -74,12 +74,30 @@ func (s *Subscriber) moveShards(ctx context.Context, topic string, previous, nex
 		for try := 1; errors.Is(err, errNotConfirmed) && try < markTries && sleep.For(ctx, overlap/10); try++ {
 			err = s.onChannel(ctx, s.publishing, mark)
 		}
-		if err != nil && !errors.Is(err, errNoQueue) { // drained after an earlier call
+		if errors.Is(err, errNoQueue) { // drained after an earlier call, unless its node is down
+			err = s.expectGone(ctx, previous.queue(i))
+		}
+		if err != nil {
 			return fmt.Errorf("mark the end of %q: %w", previous.queue(i), err)
 		}
 	}
 	s.settings.Logger.InfoContext(ctx, "shards moved", "topic", topic, "previous", previous.count, "shards", next.count)
 	return nil
+}
+
+// expectGone returns an error if there is such a queue: then it has no marker.
+func (s *Subscriber) expectGone(ctx context.Context, queue string) error {
+	err := s.declare(ctx, func(channel *amqp.Channel) error {
+		_, err := channel.QueueDeclarePassive(queue, durable, autoDelete, exclusive, noWait, nil)
+		return err
+	})
+	switch {
+	case err == nil:
+		return errNoQueue // it was made just now
+	case noQueue(err):
+		return nil
+	}
+	return err
 }
 
 // deleteExchange is a step that deletes an exchange with its bindings, if it exists.

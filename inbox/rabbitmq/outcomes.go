@@ -85,6 +85,8 @@ func (s *subscription) drain(ctx, handling context.Context, current *session) {
 			s.settle()
 			flush()
 		case <-timer.C:
+			s.settle() // what came at the same time
+			flush()
 			return
 		}
 	}

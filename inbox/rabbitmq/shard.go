@@ -132,10 +132,11 @@ func isDown(err error) bool {
 	return errors.As(err, &refused) && refused.Code == amqp.NotFound && !strings.HasPrefix(refused.Reason, "NOT_FOUND - no ")
 }
 
-// isAnswer reports whether an error is one of the broker, or nil.
+// isAnswer reports whether an error is one of the broker, or nil. The end of a connection, and
+// silence, are none.
 func isAnswer(err error) bool {
 	var refused *amqp.Error
-	return err == nil || errors.As(err, &refused)
+	return err == nil || errors.As(err, &refused) && !errors.Is(err, errCallTimeout) && !errors.Is(err, amqp.ErrClosed)
 }
 
 // markerHeader is a header of the messages that MoveShards puts behind everything in the

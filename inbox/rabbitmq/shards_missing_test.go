@@ -95,3 +95,29 @@ func TestShards_OneWhoseNodeIsDownKeepsNoOther(t *testing.T) {
 	a.publish(shardName(2, 0), publishing("of the shard that was missing", "k"))
 	expectHandled(t, handled, "of the shard that was missing")
 }
+
+// A previous shard whose node is down cannot be marked: the move has failed, and succeeds when it is back.
+func TestShards_AreNotMovedWithoutOneWhoseNodeIsDown(t *testing.T) {
+	t.Parallel()
+	node := testserver.PrivateRabbitMQ(t)
+	a := newAdmin(t, node.URI())
+	queue := fanout(node.URI(), 10)
+	queue.Queue.Arguments = amqp091.Table{"x-queue-type": "classic"}
+	if err := subscriber(t, queue, shards(2, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	act := func(what string) {
+		node.Eval(`N = rabbit_misc:r(<<"/">>, queue, <<"` + shardName(2, 0) + `">>), ` + what)
+	}
+	act(`mnesia:dirty_delete(rabbit_queue, N)`)
+	s, handled := expectMissing(t, a, node.URI(), shards(3, 2))
+	if err := s.MoveShards(t.Context(), "orders"); err == nil {
+		t.Error("moved without the mark of a shard")
+	}
+	act(`[Q] = mnesia:dirty_read(rabbit_durable_queue, N), mnesia:dirty_write(rabbit_queue, Q)`)
+	if err := s.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	a.send("orders", "", publishing("of a new shard", "k"))
+	expectHandled(t, handled, "of a new shard")
+}

@@ -437,6 +437,7 @@ func (s *subscription) forget(lost *session) {
 		s.drop(p)
 	}
 	clear(s.delayed)
+	s.freeUnused() // others go on, however long this one is away
 	s.inactive()
 	for p := range s.handedOut {
 		if p.session == lost {

@@ -26,9 +26,10 @@ var (
 	// abandoned calls have not returned.
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
 
-	// ErrNotReturned is returned by [Call] for a function that did not return in time, or was
-	// not called because too many before it have not returned.
+	// ErrNotReturned is returned by [Call] for a function that did not return in time.
 	ErrNotReturned = errors.New("it has not returned")
+
+	errNotCalled = errors.New("not called: too many calls before it have not returned")
 
 	errEnded = errors.New("the call ended its goroutine")
 )
@@ -212,8 +213,10 @@ func Call(ctx context.Context, c *Calls, limit time.Duration, f func(ctx context
 	switch {
 	case err == nil:
 		return r.err
-	case errors.Is(err, ErrAbandoned), errors.Is(err, ErrTooManyAbandoned):
+	case errors.Is(err, ErrAbandoned):
 		return ErrNotReturned
+	case errors.Is(err, ErrTooManyAbandoned):
+		return errNotCalled
 	}
 	return err
 }

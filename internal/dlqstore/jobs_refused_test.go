@@ -2,6 +2,7 @@ package dlqstore_test
 
 import (
 	"database/sql"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -68,6 +69,28 @@ func TestJob_ARefusedReplayKeepsNoCanaryFromPassing(t *testing.T) {
 		_, err := f.Discard(t.Context(), []int64{forged}, "ada", "forged")
 		must(t, err)
 		if j := f.run(t, job, inState("finished")); j.Discarded != 1 || j.Failed != 0 {
+			t.Errorf("%+v", j)
+		}
+	})
+}
+
+// A canary whose consumer refuses all messages, since it knows another key by now, has failed.
+func TestJob_ACanaryThatIsRefusedAsAWholeHasFailed(t *testing.T) {
+	once(t, func(t *testing.T, f *fixture) {
+		forge := func() {
+			for i := range 40 {
+				f.add(t, dlqstore.Letter{Topic: "orders", MessageID: fmt.Sprint("m", i), Payload: []byte("p"), Reason: "unverified"})
+			}
+		}
+		forge()
+		plan := fast
+		plan.Canary = 10
+		job := f.start(t, plan)
+		f.run(t, job, asked(10))
+		f.wait(t)
+		forge() // the consumer has refused them again
+		j := f.run(t, job, inState("paused"))
+		if j.CanaryPassed || j.Asked != 10 || !strings.Contains(j.Note, "refuses") {
 			t.Errorf("%+v", j)
 		}
 	})

@@ -153,6 +153,8 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	switch {
 	case j.Plan.StopAfter > 0 && failures >= int64(j.Plan.StopAfter):
 		return s.stop(ctx, tx, j, fmt.Sprintf("stopped after %d renewed failures", failures))
+	case j.canaryRuns() && j.refused >= max(canary, mostRefused) && j.Replayed+j.Failed == j.canaryFrom:
+		return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: its consumer refuses the messages, %d of %d", j.refused, j.Asked))
 	case j.Asked == j.refused && j.canaryAsks() > 0 && (j.canaryWaits() || j.canaryRuns() && j.Pending == 0):
 		if failures > 0 {
 			return s.stop(ctx, tx, j, fmt.Sprintf("canary failed: %d of %d failed again", failures, j.canaryAsks()))
@@ -178,6 +180,10 @@ func (s *store) advance(ctx context.Context, tx *sql.Tx, j *Job) error {
 	}
 	return s.ask(ctx, tx, j, n)
 }
+
+// mostRefused is how many messages a consumer may refuse again, as those of strangers, before a
+// canary without any success has failed.
+const mostRefused = 10
 
 // stop pauses a job because of what happened to its replays.
 func (s *store) stop(ctx context.Context, tx *sql.Tx, j *Job, why string) error {

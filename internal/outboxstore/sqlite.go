@@ -22,7 +22,8 @@ type sqliteStatements struct {
 	Insert, Schedule, Cancel                      string
 	Read, ReadPiece, ReadAhead                    string
 	Keep, Delete                                  string
-	NextDue, ChooseDue, CopyDue, DeleteDue        string
+	NextDue, ChooseDue, ChooseOne                 string
+	CopyDue, DeleteDue                            string
 	Savepoint, Release, RollBack                  string
 	Now, ListHistory, CountHistory, Resend        string
 	HasExpired, Purge, ArchiveRead, ArchiveDelete string

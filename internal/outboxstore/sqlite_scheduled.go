@@ -86,7 +86,11 @@ func (s *sqlite) chooseDue(ctx context.Context, tx *sql.Tx, c Choice, most int, 
 	if err != nil {
 		return err
 	}
-	rows, err := tx.QueryContext(ctx, s.q.ChooseDue, most, seqs, keys, c.UpTo.micros(), c.UpTo.Seq, c.End.micros(), c.End.Seq, c.Only)
+	text, args := s.q.ChooseDue, []any{most, seqs, keys, c.UpTo.micros(), c.UpTo.Seq, c.End.micros(), c.End.Seq}
+	if c.Only != 0 {
+		text, args = s.q.ChooseOne, []any{c.Only}
+	}
+	rows, err := tx.QueryContext(ctx, text, args...)
 	if err != nil {
 		return err
 	}

@@ -11,11 +11,8 @@ limit 1;
 
 -- name: choose_due
 -- By the index (deliver_at, seq), from ?4 and ?5 to ?6 and ?7. ?1 is the number of rows, ?2
--- those postponed, ?3 keys that wait, ?8 the only row to move, if it is not 0. SQLite has one
--- writer at a time: a chosen row still exists when it is moved.
---
--- What is passed over up to ?4 and ?5 keeps the later rows of its keys, and so does what is
--- before the only row.
+-- those postponed, ?3 keys that wait. SQLite has one writer at a time: a chosen row still exists
+-- when it is moved. What is passed over up to ?4 and ?5 keeps the later rows of its keys.
 select deliver_at, seq, key, length(payload) + length(metadata)
 from {{scheduled}} s
 where deliver_at <= cast(unixepoch('subsec') * 1000000 as integer)
@@ -24,15 +21,23 @@ where deliver_at <= cast(unixepoch('subsec') * 1000000 as integer)
 	and seq not in (select value from json_each(?2))
 	and key not in (select value from json_each(?3))
 	and key not in (select e.key from {{scheduled}} e where (e.deliver_at, e.seq) <= (?4, ?5) and e.key <> '')
-	and (?8 = 0 or seq = ?8 and not exists (
+order by deliver_at, seq
+limit ?1;
+
+-- name: choose_one
+-- By the primary key. The earlier rows, which keep those of their keys, by the index
+-- (deliver_at, seq): what is tried alone was due long ago, so they are few.
+select deliver_at, seq, key, length(payload) + length(metadata)
+from {{scheduled}} s
+where seq = ?1
+	and deliver_at <= cast(unixepoch('subsec') * 1000000 as integer)
+	and not exists (
 		select 1
 		from {{scheduled}} e
 		where e.key = s.key
 			and e.key <> ''
 			and (e.deliver_at, e.seq) < (s.deliver_at, s.seq)
-	))
-order by deliver_at, seq
-limit ?1;
+	);
 
 -- name: copy_due
 -- By the primary key. Ids are taken after the sort.
