@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -226,10 +227,10 @@ func TestEngine_AnArchiveThatEndsItsGoroutineOrHangsEndsNoPurge(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		release := make(chan struct{})
 		defer close(release)
-		hangs := false
+		var hangs atomic.Bool
 		engine := p.engine(t, func(c *idempotency.Config) {
 			c.Expiry.Archive = func(context.Context, []idempotency.ArchivedKey) error {
-				if hangs {
+				if hangs.Load() {
 					<-release
 				}
 				runtime.Goexit()
@@ -243,7 +244,7 @@ func TestEngine_AnArchiveThatEndsItsGoroutineOrHangsEndsNoPurge(t *testing.T) {
 		for range 2 {
 			failed := make(chan error, 1)
 			ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
-			if hangs {
+			if hangs.Load() {
 				cancel()
 				ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 			}
@@ -262,9 +263,9 @@ func TestEngine_AnArchiveThatEndsItsGoroutineOrHangsEndsNoPurge(t *testing.T) {
 			})
 			cancel()
 			if err == nil {
-				t.Errorf("hangs %t: no error; the archive ended the goroutine, or had the record deleted", hangs)
+				t.Errorf("hangs %t: no error; the archive ended the goroutine, or had the record deleted", hangs.Load())
 			}
-			hangs = true
+			hangs.Store(true)
 		}
 	})
 }
