@@ -217,6 +217,20 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 	}
 }
 
+// crash delivers a message whose handler ends its goroutine: its start is recorded, its end is not.
+func crash(t *testing.T, in *inbox.Inbox, msg *message.Message) {
+	t.Helper()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = deliverMessage(t, in, msg, func(*message.Message) ([]*message.Message, error) {
+			runtime.Goexit()
+			return nil, nil
+		})
+	}()
+	<-ended
+}
+
 // An isolated message waits for others, and they for it, for a short time only: also if one of them
 // does not end, and if it does not end itself.
 func TestBrakes_AnIsolatedMessageIsAloneForAShortTime(t *testing.T) {
@@ -225,15 +239,7 @@ func TestBrakes_AnIsolatedMessageIsAloneForAShortTime(t *testing.T) {
 	in, dead := p.withDeadLetters(t, nil)
 	isolated := func() *message.Message { return from(t, "isolated", delivery{redelivered: true}) }
 	for range 2 {
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = deliverMessage(t, in, isolated(), func(*message.Message) ([]*message.Message, error) {
-				runtime.Goexit()
-				return nil, nil
-			})
-		}()
-		<-ended
+		crash(t, in, isolated())
 	}
 	var all sync.WaitGroup
 	hold := func(msg *message.Message) (begun, end chan struct{}) {
@@ -280,19 +286,7 @@ func TestBrakes_AHangingHandlerKeepsNoIsolatedMessageOut(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
 		isolated := func() *message.Message { return from(t, "isolated", delivery{redelivered: true}) }
-		crash := func(*message.Message) ([]*message.Message, error) {
-			runtime.Goexit()
-			return nil, nil
-		}
-		deliverAndEnd := func() {
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_ = deliverMessage(t, in, isolated(), crash)
-			}()
-			<-ended
-		}
-		deliverAndEnd()
+		crash(t, in, isolated())
 		hanging, release := make(chan struct{}), make(chan struct{})
 		var all sync.WaitGroup
 		all.Go(func() {
@@ -324,7 +318,7 @@ func TestBrakes_AHangingHandlerKeepsNoIsolatedMessageOut(t *testing.T) {
 					t.Fatalf("the isolated message is kept out: %v", err)
 				}
 			}
-			deliverAndEnd()
+			crash(t, in, isolated())
 		}
 		if len(dead.all()) > 0 {
 			t.Errorf("letter %+v", dead.last())

@@ -129,15 +129,7 @@ func TestBrakes_AnIsolatedMessageThatHangsKeepsNoIsolatedMessageOut(t *testing.T
 		in, _ := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
 		isolated := func(id string) *message.Message { return from(t, id, delivery{redelivered: true}) }
 		for _, id := range []string{"hangs", "innocent"} {
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				_ = deliverMessage(t, in, isolated(id), func(*message.Message) ([]*message.Message, error) {
-					runtime.Goexit()
-					return nil, nil
-				})
-			}()
-			<-ended
+			crash(t, in, isolated(id))
 		}
 		hanging, release := make(chan struct{}), make(chan struct{})
 		end := sync.OnceFunc(func() { close(release) })
@@ -173,15 +165,7 @@ func TestBrakes_ASlowChargeCountsForNothing(t *testing.T) {
 	p := postgres(t)
 	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.DeadLetters, cfg.Retry.Crashes = p.letterStore(t), 2 })
 	isolated := func() *message.Message { return from(t, "isolated", delivery{redelivered: true}) }
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = deliverMessage(t, in, isolated(), func(*message.Message) ([]*message.Message, error) {
-			runtime.Goexit()
-			return nil, nil
-		})
-	}()
-	<-ended
+	crash(t, in, isolated())
 	slow := func(statement string) bool { // not as long as the server lets a transaction stand idle
 		return testserver.Containing("begin")(statement) || testserver.Containing("alone + 1")(statement)
 	}

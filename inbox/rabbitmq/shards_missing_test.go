@@ -74,23 +74,32 @@ func TestShards_OneThatCannotBeOpenedKeepsNoOther(t *testing.T) {
 	eventually(t, "all are there", s.Ready)
 }
 
-// The shard of a node that is down is not there, but a process that starts has the others.
-func TestShards_OneWhoseNodeIsDownKeepsNoOther(t *testing.T) {
-	t.Parallel()
+// withoutShard returns a broker with two shards, one of which is not there, as RabbitMQ does when the
+// node of a queue goes down; comesBack is the other way round.
+func withoutShard(t *testing.T) (a *admin, uri string, comesBack func()) {
+	t.Helper()
 	node := testserver.PrivateRabbitMQ(t)
-	a := newAdmin(t, node.URI())
+	a = newAdmin(t, node.URI())
 	queue := fanout(node.URI(), 10)
 	queue.Queue.Arguments = amqp091.Table{"x-queue-type": "classic"}
 	if err := subscriber(t, queue, shards(2, 0)).SubscribeInitialize("orders"); err != nil {
 		t.Fatal(err)
 	}
-	// As RabbitMQ does when the node of the queue goes down, and comes back.
 	act := func(what string) {
 		node.Eval(`N = rabbit_misc:r(<<"/">>, queue, <<"` + shardName(2, 0) + `">>), ` + what)
 	}
 	act(`mnesia:dirty_delete(rabbit_queue, N)`)
-	s, handled := expectMissing(t, a, node.URI(), shards(2, 0))
-	act(`[Q] = mnesia:dirty_read(rabbit_durable_queue, N), mnesia:dirty_write(rabbit_queue, Q)`)
+	return a, node.URI(), func() {
+		act(`[Q] = mnesia:dirty_read(rabbit_durable_queue, N), mnesia:dirty_write(rabbit_queue, Q)`)
+	}
+}
+
+// The shard of a node that is down is not there, but a process that starts has the others.
+func TestShards_OneWhoseNodeIsDownKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	a, uri, comesBack := withoutShard(t)
+	s, handled := expectMissing(t, a, uri, shards(2, 0))
+	comesBack()
 	eventually(t, "its consumer is there", s.Ready)
 	a.publish(shardName(2, 0), publishing("of the shard that was missing", "k"))
 	expectHandled(t, handled, "of the shard that was missing")
@@ -99,22 +108,12 @@ func TestShards_OneWhoseNodeIsDownKeepsNoOther(t *testing.T) {
 // A previous shard whose node is down cannot be marked: the move has failed, and succeeds when it is back.
 func TestShards_AreNotMovedWithoutOneWhoseNodeIsDown(t *testing.T) {
 	t.Parallel()
-	node := testserver.PrivateRabbitMQ(t)
-	a := newAdmin(t, node.URI())
-	queue := fanout(node.URI(), 10)
-	queue.Queue.Arguments = amqp091.Table{"x-queue-type": "classic"}
-	if err := subscriber(t, queue, shards(2, 0)).SubscribeInitialize("orders"); err != nil {
-		t.Fatal(err)
-	}
-	act := func(what string) {
-		node.Eval(`N = rabbit_misc:r(<<"/">>, queue, <<"` + shardName(2, 0) + `">>), ` + what)
-	}
-	act(`mnesia:dirty_delete(rabbit_queue, N)`)
-	s, handled := expectMissing(t, a, node.URI(), shards(3, 2))
+	a, uri, comesBack := withoutShard(t)
+	s, handled := expectMissing(t, a, uri, shards(3, 2))
 	if err := s.MoveShards(t.Context(), "orders"); err == nil {
 		t.Error("moved without the mark of a shard")
 	}
-	act(`[Q] = mnesia:dirty_read(rabbit_durable_queue, N), mnesia:dirty_write(rabbit_queue, Q)`)
+	comesBack()
 	if err := s.MoveShards(t.Context(), "orders"); err != nil {
 		t.Fatal(err)
 	}
