@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -159,7 +160,7 @@ func (r *replicated) find(ctx context.Context, roles ...string) (member, *testse
 }
 
 const (
-	healthTimeout = 90 * time.Second
+	healthStall = 90 * time.Second // without a change, until the nodes count as lost
 
 	// stuckAfter is how long a node may start before it is made anew. A standby that received
 	// more than the one that was promoted cannot follow that, and Patroni tries for ever. An
@@ -169,11 +170,13 @@ const (
 
 // awaitHealth waits until all nodes run, and a standby is synchronous if one has to be.
 func (r *replicated) awaitHealth(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
-	defer cancel()
 	stuck := map[string]time.Time{}
-	for {
+	var before []member
+	for changed := time.Now(); ; {
 		members, err := r.members(ctx)
+		if !slices.Equal(members, before) {
+			before, changed = members, time.Now()
+		}
 		running, leads, follows := 0, false, !r.synchronous
 		for _, m := range members {
 			switch since := stuck[m.Name]; {
@@ -191,13 +194,13 @@ func (r *replicated) awaitHealth(ctx context.Context) error {
 		if running == nodes && leads && follows {
 			return nil
 		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("PostgreSQL's nodes are not well: %+v: %w", members, errors.Join(err, ctx.Err()))
+		if time.Since(changed) > healthStall || !sleep.For(ctx, 200*time.Millisecond) {
+			return fmt.Errorf("PostgreSQL's nodes are not well: %+v: %w", members, cmp.Or(errors.Join(err, ctx.Err()), errUnchanged))
 		}
 	}
 }
+
+var errUnchanged = fmt.Errorf("nothing has changed for %s", healthStall)
 
 // reinitialize makes a node copy the primary.
 func (r *replicated) reinitialize(ctx context.Context, m member) error {

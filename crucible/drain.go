@@ -14,7 +14,7 @@ import (
 const (
 	// drainStall is how long nothing may move, with something left, before the checkers count it.
 	drainStall = time.Minute
-	lossyStall = 20 * time.Second // what an asynchronous PostgreSQL has lost is left for ever
+	lossyStall = 20 * time.Second // what an asynchronous PostgreSQL has lost is left for ever, except for replays
 	settleTime = 5 * time.Second
 	statsDelay = 30 * time.Second
 )
@@ -52,10 +52,7 @@ func (c *crucible) backlog(ctx context.Context) (b backlog, err error) {
 // is missing.
 func (c *crucible) drain(ctx context.Context, stopOthers func()) error {
 	var last backlog
-	moved, stall := time.Now(), drainStall
-	if c.cluster == clusterAsync {
-		stall = lossyStall
-	}
+	moved := time.Now()
 	ticker := time.NewTicker(500 * time.Millisecond)
 	defer ticker.Stop()
 	for {
@@ -71,6 +68,10 @@ func (c *crucible) drain(ctx context.Context, stopOthers func()) error {
 			if time.Since(moved) > settleTime {
 				return nil
 			}
+		}
+		stall := drainStall
+		if c.cluster == clusterAsync && now.Replaying == 0 {
+			stall = lossyStall
 		}
 		if time.Since(moved) > stall {
 			say("crucible: the backlog does not drain: %+v", now)

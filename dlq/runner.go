@@ -42,7 +42,7 @@ func NewRunner(db *sql.DB, cfg RunnerConfig) (*Runner, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	return &Runner{letters, cfg.Logger, bounded.New(runSilent)}, nil
+	return &Runner{letters, cfg.Logger, bounded.Over(letters.DB(), runSilent)}, nil
 }
 
 const (

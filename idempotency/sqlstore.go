@@ -68,7 +68,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	calls := bounded.New(mostAbandoned)
+	calls := bounded.Over(db, mostAbandoned)
 	return &SQLStore{db: db, where: where, keys: keystore.Open(db, where, calls, cfg.Prepare), usage: usagestore.Open(db, where), calls: calls, archiving: bounded.New(archiveAbandoned)}, nil
 }
 

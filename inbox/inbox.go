@@ -322,7 +322,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 // reset gives an inbox the state of a process that has just started. jitter spreads a delay.
 func (in *Inbox) reset(jitter func(time.Duration) time.Duration) {
 	in.jitter = jitter
-	in.calls, in.archiving = bounded.New(mostAbandoned), bounded.New(archiveAbandoned)
+	in.calls, in.archiving = bounded.Over(in.db, mostAbandoned), bounded.New(archiveAbandoned)
 	in.gate, in.isolation, in.gaps.jitter = newGate(jitter), newIsolation(in.cfg.Timeout), jitter
 	in.decoders, in.plain = semaphore.NewWeighted(decodersAtMost), semaphore.NewWeighted(plainAtMost)
 	in.refused = newRefusals(in)

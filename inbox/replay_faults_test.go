@@ -157,3 +157,31 @@ func TestReplays_AStepThatEndsEarlyPublishesNothingTwice(t *testing.T) {
 		t.Errorf("%d replayed then, %v; %d messages were published of %d letters", n, err, len(publisher.msgs), letters)
 	}
 }
+
+// A standby that takes over may not know what ended a replay, whose message is acknowledged. So the
+// message is published again soon after an outage, not only when it is late.
+func TestReplays_PublishAgainSoonAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	p := testDBs["postgresql"](t)
+	in, store, rec := p.replaying(t, nil)
+	expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
+	publishReplays(t, in, store)
+	if n, err := in.Replay(t.Context()); n != 0 || err != nil {
+		t.Errorf("published %d times more, %v", n, err)
+	}
+	p.tap.goAway(true)
+	_, err := in.Replay(t.Context())
+	p.tap.goAway(false)
+	if err == nil {
+		t.Fatal("there was no outage")
+	}
+	testserver.Eventually(t, "the message to be published again", func() bool {
+		_, err := in.Replay(t.Context())
+		return err == nil && len(rec.msgs) > 1
+	})
+	expectNoError(t, deliverMessage(t, in, redeliver(t, rec.msgs[1], false), effect))
+	p.expect(t, 1, 1, 0)
+	if got := statesOf(t, store); got["replayed permanent"] != 1 {
+		t.Errorf("letters %v", got)
+	}
+}

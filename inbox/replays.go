@@ -70,6 +70,10 @@ const (
 	// published again. It doubles each time.
 	replayAgain    = 10 * time.Minute
 	replayAgainMax = 6 * time.Hour
+	// replayAfterOutage is how long it may take if the database has been away meanwhile. A
+	// standby that has taken over, or a backup, may not know what ended the replay, and the
+	// message was acknowledged.
+	replayAfterOutage = 30 * time.Second
 
 	// publishLimit is how long Topic and Publisher may take for a message.
 	publishLimit = time.Minute
@@ -111,6 +115,12 @@ func (p publishedLetter) next(version int) publishedLetter {
 	return publishedLetter{version: version, at: time.Now(), wait: min(max(2*p.wait, replayAgain), replayAgainMax)}
 }
 
+// afterOutage returns the record of a message that was published before the database was away.
+func (p publishedLetter) afterOutage() publishedLetter {
+	p.wait = min(p.wait, replayAfterOutage)
+	return p
+}
+
 // loop performs replays until ctx ends.
 func (r *replayer) loop(ctx context.Context) {
 	for wait := replayInterval; sleep.For(ctx, r.in.jitter(wait)); {
@@ -141,6 +151,9 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 		page, err := ask(ctx, r.in, func(ctx context.Context) ([]*dlq.Letter, error) { return r.in.cfg.DeadLetters.List(ctx, from) })
 		if err != nil {
 			maps.Copy(r.published, published)
+			for id, last := range r.published {
+				r.published[id] = last.afterOutage()
+			}
 			return replayed, errors.Join(append(errs, err)...)
 		}
 		for _, l := range page {

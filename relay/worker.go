@@ -109,7 +109,7 @@ func newWorker(r *Relay) *worker {
 		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		steers:      steerstore.Open(r.box.DB(), database.Of(r.box.Config().Database)),
 		owner:       rand.Text(),
-		bounds:      bounded.New(maxAbandoned),
+		bounds:      bounded.Over(r.box.DB(), maxAbandoned),
 		health:      newHealth(r.cfg.Lease),
 		calls:       make(chan func(*engine, time.Time)),
 		drained:     make(chan struct{}, 1),

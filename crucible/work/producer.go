@@ -25,6 +25,10 @@ const (
 
 	// txTimeout bounds a transaction of a producer, but for its commit.
 	txTimeout = 10 * time.Second
+
+	// breath is how long a teller waits after a failure, on average. Without it, tellers keep a server
+	// that has just become the primary busy with accepting connections.
+	breath = 500 * time.Millisecond
 )
 
 var errChangedMind = errors.New("the teller rolls back")
@@ -42,7 +46,10 @@ func (w *worker) produce(ctx context.Context, box way) error {
 	for range tellers {
 		group.Go(func() {
 			for seed := range pace {
-				w.transact(ctx, box, newTransfer(rand.New(rand.NewPCG(seed, 1)), w.Accounts))
+				r := rand.New(rand.NewPCG(seed, 1))
+				if err := w.transact(ctx, box, newTransfer(r, w.Accounts)); err != nil {
+					sleep.For(ctx, breath/2+time.Duration(r.Int64N(int64(breath))))
+				}
 			}
 		})
 	}
@@ -63,15 +70,16 @@ func (w *worker) produce(ctx context.Context, box way) error {
 	}
 }
 
-// transact runs a transaction and writes down what was intended and what came of it.
-func (w *worker) transact(ctx context.Context, box way, t *transferTx) {
+// transact runs a transaction, writes down what was intended and what came of it, and returns what
+// failed.
+func (w *worker) transact(ctx context.Context, box way, t *transferTx) error {
 	begin := history.Record{Event: history.EventBegin, Tx: t.id}
 	for _, m := range t.messages {
 		begin.Messages = append(begin.Messages, history.Message{ID: m.id, Discarded: m.discarded})
 	}
 	if err := w.history.Add(begin); err != nil {
 		w.log.Error("history not written", "error", err)
-		return
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), txTimeout)
 	defer cancel()
@@ -89,6 +97,10 @@ func (w *worker) transact(ctx context.Context, box way, t *transferTx) {
 	if err := w.history.Add(end); err != nil {
 		w.log.Error("history not written", "error", err)
 	}
+	if errors.Is(err, errChangedMind) {
+		return nil
+	}
+	return err
 }
 
 // transferTx is one transfer, with everything that chance decides.

@@ -7,6 +7,7 @@ package bounded
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -50,8 +51,9 @@ const grace = time.Second
 // answers again: a pool may hold many dead connections, and opens new ones once those are
 // used up. The first answer admits calls again.
 type Calls struct {
-	most  int
-	grace time.Duration
+	most   int
+	grace  time.Duration
+	opener *opener // nil: calls open connections themselves
 
 	mu        sync.Mutex // guards the fields below
 	abandoned int
@@ -75,6 +77,23 @@ const (
 // moment. Each holds a goroutine and a connection until the driver returns.
 func New(most int) *Calls {
 	return &Calls{most: most, allowed: most, grace: grace, commits: map[*Line]bool{}}
+}
+
+// Over is [New] for calls that use a pool. After one without an answer, connections are opened
+// one after the other, and calls wait for them; see opener.
+func Over(db *sql.DB, most int) *Calls {
+	c := New(most)
+	c.opener = &opener{db: db, calls: c}
+	return c
+}
+
+// Connected waits until the pool of [Over] should have a connection for the caller. [Do] calls it,
+// unless its call has a [Line] already.
+func (c *Calls) Connected(ctx context.Context) error {
+	if c.opener == nil {
+		return nil
+	}
+	return c.opener.await(ctx)
 }
 
 // admit decides whether a call may be made, and whether it is a trial.
@@ -129,6 +148,25 @@ func (c *Calls) Idle() <-chan struct{} {
 // The connection of an abandoned call is not used again. The driver closes it, since its
 // context ended during a statement, or Do closes the call's [Line].
 func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
+	if c.opener == nil {
+		return do(ctx, c, limit, f)
+	}
+	v, err := do(ctx, c, limit, func(limited context.Context) (T, error) {
+		if u, _ := ctx.Value(lineKey{}).(use); !u.given {
+			if err := c.opener.await(limited); err != nil {
+				var none T
+				return none, err
+			}
+		}
+		return f(limited)
+	})
+	if unanswered(ctx, err) {
+		c.opener.doubt()
+	}
+	return v, err
+}
+
+func do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
 		return none, err

@@ -141,7 +141,7 @@ func New(box *outbox.Outbox, cfg Config) (*Intake, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Intake{box: box, cfg: cfg, id: []byte(rand.Text())[:16], calls: bounded.New(maxAbandoned)}, nil
+	return &Intake{box: box, cfg: cfg, id: []byte(rand.Text())[:16], calls: bounded.Over(box.DB(), maxAbandoned)}, nil
 }
 
 // forwarderTopic matches the topics that watermill-sql makes table names of.
