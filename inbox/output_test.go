@@ -3,7 +3,9 @@ package inbox_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -134,5 +136,32 @@ func TestInbox_WakesTheRelayAfterTheCommit(t *testing.T) {
 		if len(wake) != 1 {
 			t.Error("not awake")
 		}
+	})
+}
+
+// Nobody may wait any more for a handler that returns when its time is over: nothing looks at its messages.
+func TestInbox_PublishesNothingThatIsReturnedTooLate(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		var looked atomic.Int32
+		box, err := outbox.New(p.pool(t), outbox.Config{Database: p.cfg, Key: func(*message.Message) string { looked.Add(1); return "" }})
+		expectNoError(t, err)
+		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Outbox, cfg.Timeout = box, 200*time.Millisecond })
+		for name, middleware := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware} {
+			var returned atomic.Bool
+			h := middleware(func(m *message.Message) ([]*message.Message, error) {
+				<-m.Context().Done()
+				returned.Store(true)
+				return []*message.Message{message.NewMessage("b", nil)}, nil
+			})
+			msg := routed(t, name, "results")
+			eventually(t, "the handler runs in time", func() bool { // the time includes BEGIN
+				_, err = h(msg)
+				return returned.Load()
+			})
+			if err == nil || looked.Load() > 0 {
+				t.Errorf("%s: %d messages were looked at, %v", name, looked.Load(), err)
+			}
+		}
+		p.expect(t, 0, 0, 0)
 	})
 }

@@ -135,8 +135,13 @@ func (r *replayer) loop(ctx context.Context) {
 				r.in.cfg.Logger.InfoContext(ctx, "dead letters are replayed again", append(attrs, "consumer", r.in.cfg.Consumer)...)
 			}
 		}
-		wait = max(replayInterval, min(replayCost*time.Since(begin), mostReplayWait))
+		wait = replayWait(time.Since(begin))
 	}
+}
+
+// replayWait returns the time to the next step, by what the last one took.
+func replayWait(took time.Duration) time.Duration {
+	return max(replayInterval, min(replayCost*took, mostReplayWait))
 }
 
 func (r *replayer) step(ctx context.Context) (replayed int, err error) {

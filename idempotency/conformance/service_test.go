@@ -33,6 +33,7 @@ type service struct {
 	effects map[string]conformance.Counts
 	placed  map[string]int // how often an order was placed, by id
 	refused map[string]bool
+	downs   int // requests that came while it was down
 }
 
 // record is what is known of a key.
@@ -115,6 +116,7 @@ func (p *process) refuse(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
+		p.downs++
 		return true
 	}
 	if !p.busy || p.refused[id] {

@@ -108,16 +108,50 @@ func TestSuite_PassesABusyProbe(t *testing.T) {
 	expectAll(t, s.target(t), 110)
 }
 
-// A service that can register nothing fails the suite.
+// A service that can register nothing fails the suite, which reports how it refuses.
 func TestSuite_FailsAServiceThatRegistersNothing(t *testing.T) {
 	t.Parallel()
 	s := newService(sound)
 	s.down = true
 	target := s.target(t)
 	target.Patience = 300 * time.Millisecond
+	for name, want := range map[string]string{
+		"a client that breaks off gets the answer on its retry":       "waited",
+		"copies that come at once run once":                           "waited",
+		"a failure that declares to have had no effect may run again": "store-unavailable",
+	} {
+		if result := runCase(t, target, name); result.Err == nil || !strings.Contains(result.Err.Error(), want) {
+			t.Errorf("%s: %v, skipped %q, want %s", name, result.Err, result.Skipped, want)
+		}
+	}
+}
+
+// A suite ends with its context, also while requests of a case wait to be registered: it reports that
+// the case did not end.
+func TestSuite_EndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"a client that breaks off gets the answer on its retry", "copies that come at once run once"} {
-		if result := runCase(t, target, name); result.Err == nil {
-			t.Errorf("%s: passed, %s", name, result.Skipped)
+		s := newService(sound)
+		s.down = true
+		target := s.target(t)
+		suite, err := conformance.New(t.Context(), target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer suite.Close()
+		c := caseOf(t, name)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan conformance.Result, 1)
+		go func() { ended <- suite.Run(ctx, c) }()
+		testserver.Eventually(t, "requests are refused", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.downs > 40
+		})
+		cancel()
+		if result := <-ended; result.Err == nil || !strings.Contains(result.Err.Error(), context.Canceled.Error()) {
+			t.Errorf("%s: %v, skipped %q", name, result.Err, result.Skipped)
 		}
 	}
 }
@@ -185,13 +219,18 @@ func runCase(t *testing.T, target conformance.Target, name string) conformance.R
 		t.Fatal(err)
 	}
 	defer suite.Close()
+	return suite.Run(t.Context(), caseOf(t, name))
+}
+
+func caseOf(t *testing.T, name string) conformance.Case {
+	t.Helper()
 	for _, c := range conformance.Cases() {
 		if c.Name == name {
-			return suite.Run(t.Context(), c)
+			return c
 		}
 	}
 	t.Fatalf("there is no case %q", name)
-	return conformance.Result{}
+	return conformance.Case{}
 }
 
 // A skipped case names what it needs.

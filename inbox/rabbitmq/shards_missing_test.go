@@ -1,6 +1,9 @@
 package rabbitmq_test
 
 import (
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,6 +34,24 @@ func expectMissing(t *testing.T, a *admin, uri string, cfg rabbitmq.Config) (*ra
 		t.Error("ready without one of its shards")
 	}
 	return s, handled
+}
+
+// safeLines keeps a log that is read while it is written.
+type safeLines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *safeLines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *safeLines) contain(what string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), what)
 }
 
 func expectHandled(t *testing.T, handled <-chan string, want string) {
@@ -72,6 +93,51 @@ func TestShards_OneThatCannotBeOpenedKeepsNoOther(t *testing.T) {
 	}
 	expectHandled(t, handled, "of a new shard")
 	eventually(t, "all are there", s.Ready)
+}
+
+// A shard that was handed over and cannot be opened again keeps the process from being ready, and no
+// message of another shard.
+func TestShards_NotReadyWhileOneCannotBeOpenedAfterAHandOver(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a, other := newAdmin(t, uri), newAdmin(t, uri)
+	queue := fanout(uri, 10)
+	queue.Queue.Arguments = amqp091.Table{"x-queue-type": "classic"}
+	var log safeLines
+	cfg := shards(2, 0)
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	s := subscriber(t, queue, cfg)
+	out := subscribe(t, s, "orders")
+	// The shard whose messages came last goes to the next process, once its message is handled.
+	a.publish(shardName(2, 1), publishing("first", "k"))
+	next(t, out).Ack()
+	a.publish(shardName(2, 0), publishing("held", "l"))
+	held := next(t, out)
+	second := subscriber(t, queue, shards(2, 0))
+	subscribe(t, second, "orders")
+	eventually(t, "the shard is handed over", func() bool { return !s.Ready() })
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.ch.QueueDelete(shardName(2, 0), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.ch.QueueDeclare(shardName(2, 0), true, false, true, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	held.Ack()
+	eventually(t, "it cannot be opened", func() bool { return log.contain("consume failed, retrying") })
+	if s.Ready() {
+		t.Fatal("ready without one of its shards")
+	}
+	a.publish(shardName(2, 1), publishing("of the other shard", "k"))
+	next(t, out).Ack()
+	if err := other.conn.Close(); err != nil { // and the queue goes with it
+		t.Fatal(err)
+	}
+	eventually(t, "its consumer is there", s.Ready)
+	a.publish(shardName(2, 0), publishing("of the shard that was missing", "l"))
+	next(t, out).Ack()
 }
 
 // withoutShard returns a broker with two shards, one of which is not there, as RabbitMQ does when the

@@ -288,7 +288,10 @@ func (set *shardSet) keep(ctx context.Context, m member) (gone bool) {
 }
 
 // retried calls open until it succeeds, ctx ends, the subscriber is closed, or the shard is drained.
+// Until then the subscriber is not ready.
 func retried[T any](ctx context.Context, set *shardSet, open func() (T, error)) (T, error) {
+	set.owner.opening.Add(1)
+	defer set.owner.opening.Add(-1)
 	settings := set.owner.settings
 	wait := settings.conn.Backoff
 	wait.Reset()

@@ -23,8 +23,9 @@ type Subscriber struct {
 	publishing *connector
 	depths     *depths
 	closing    chan struct{}
-	ending     sync.Once   // Close
-	exits      atomic.Bool // the marshaler or Config.Key has ended a goroutine
+	ending     sync.Once    // Close
+	exits      atomic.Bool  // the marshaler or Config.Key has ended a goroutine
+	opening    atomic.Int64 // calls of retried
 
 	mu        sync.Mutex
 	closed    bool
@@ -138,6 +139,9 @@ func (s *Subscriber) Close() error {
 func (s *Subscriber) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.opening.Load() > 0 {
+		return false
+	}
 	for sub := range s.current {
 		if !sub.consuming.Load() {
 			return false
