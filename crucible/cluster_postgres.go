@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -159,24 +158,16 @@ func (r *replicated) find(ctx context.Context, roles ...string) (member, *testse
 	return member{}, nil, fmt.Errorf("no node is %s: %+v", strings.Join(roles, " or "), members)
 }
 
-const (
-	healthStall = 90 * time.Second // without a change, until the nodes count as lost
-
-	// stuckAfter is how long a node may start before it is made anew. A standby that received
-	// more than the one that was promoted cannot follow that, and Patroni tries for ever. An
-	// operator would do the same.
-	stuckAfter = 15 * time.Second
-)
+// stuckAfter is how long a node may start before it is made anew. A standby that received
+// more than the one that was promoted cannot follow that, and Patroni tries for ever. An
+// operator would do the same.
+const stuckAfter = 15 * time.Second
 
 // awaitHealth waits until all nodes run, and a standby is synchronous if one has to be.
 func (r *replicated) awaitHealth(ctx context.Context) error {
 	stuck := map[string]time.Time{}
-	var before []member
-	for changed := time.Now(); ; {
+	return untilWell(ctx, "PostgreSQL", func() (string, bool, error) {
 		members, err := r.members(ctx)
-		if !slices.Equal(members, before) {
-			before, changed = members, time.Now()
-		}
 		running, leads, follows := 0, false, !r.synchronous
 		for _, m := range members {
 			switch since := stuck[m.Name]; {
@@ -191,16 +182,9 @@ func (r *replicated) awaitHealth(ctx context.Context) error {
 			}
 			leads, follows = leads || m.Role == "leader", follows || m.Role == "sync_standby"
 		}
-		if running == nodes && leads && follows {
-			return nil
-		}
-		if time.Since(changed) > healthStall || !sleep.For(ctx, 200*time.Millisecond) {
-			return fmt.Errorf("PostgreSQL's nodes are not well: %+v: %w", members, cmp.Or(errors.Join(err, ctx.Err()), errUnchanged))
-		}
-	}
+		return fmt.Sprintf("%+v", members), running == nodes && leads && follows, err
+	})
 }
-
-var errUnchanged = fmt.Errorf("nothing has changed for %s", healthStall)
 
 // reinitialize makes a node copy the primary.
 func (r *replicated) reinitialize(ctx context.Context, m member) error {

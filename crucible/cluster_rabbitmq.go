@@ -102,20 +102,11 @@ func (b *brokers) leader(ctx context.Context) (*testserver.Instance, error) {
 
 // awaitHealth waits until all nodes run and every queue has all its members.
 func (b *brokers) awaitHealth(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
-	defer cancel()
-	for {
+	return untilWell(ctx, "RabbitMQ", func() (string, bool, error) {
 		all, err := b.queues(ctx)
 		complete := func(q quorum) bool { return q.Leader != "" && len(q.Online) == len(b.nodes) }
-		if err == nil && !slices.ContainsFunc(all, func(q quorum) bool { return !complete(q) }) {
-			return nil
-		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("RabbitMQ's nodes are not well: %+v: %w", all, errors.Join(err, ctx.Err()))
-		}
-	}
+		return fmt.Sprintf("%+v", all), err == nil && !slices.ContainsFunc(all, func(q quorum) bool { return !complete(q) }), err
+	})
 }
 
 // isolate divides a node from the others: they no longer accept each other's cookies.

@@ -32,7 +32,7 @@ const (
 func (c *crucible) collect(ctx context.Context) (in *check.Input, err error) {
 	in = &check.Input{
 		Consumers: map[string]string{work.TopicTransfers: work.RoleLedger, work.TopicReceipts: work.RoleReceipts},
-		Lease:     c.lease, End: c.ended, Processes: map[string][]check.Usage{}, States: map[string]int{}, Resent: map[int][]time.Time{}, Unclean: c.unclean,
+		Lease:     c.lease, End: c.ended, Processes: map[string][]check.Usage{}, States: map[string]int{}, Resent: map[int][]time.Time{}, Settled: map[string][]time.Time{}, Unclean: c.unclean,
 	}
 	if in.Left, err = c.left(ctx); err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ var encores = map[string]string{
 // encore injects, one after the other, what brings about the rare states that the storms have not:
 // whether a fault meets what it is to disturb is chance, and a run without these states proves less.
 func (c *crucible) encore(ctx context.Context) error {
-	seen := &check.Input{States: map[string]int{}, Resent: map[int][]time.Time{}}
+	seen := &check.Input{States: map[string]int{}, Resent: map[int][]time.Time{}, Settled: map[string][]time.Time{}}
 	if err := c.readLogs(seen); err != nil {
 		return err
 	}

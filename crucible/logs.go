@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,8 +38,11 @@ var wantedStates = []string{
 	"dead letter", "dead letter replayed", "dead letter of a relay", "unfit worker", "consumer lost",
 }
 
-// readLogs counts the rare states in the logs of the processes, and collects what the database
-// has logged and nothing explains.
+// settled is what a consumer logs when it acknowledges a message.
+var settled = []string{"message handled", "duplicate acknowledged", "message dead-lettered"}
+
+// readLogs counts the rare states in the logs of the processes, notes when messages were sent again
+// and settled, and collects what the database has logged and nothing explains.
 func (c *crucible) readLogs(in *check.Input) error {
 	for name := range c.processes {
 		err := lines(c.path(name+".log"), func(line string) {
@@ -49,10 +53,14 @@ func (c *crucible) readLogs(in *check.Input) error {
 				Time       time.Time
 				Msg, Error string
 				Lane       int
-				InFlight   *int `json:"in_flight"` // nil: some
+				MessageID  string `json:"message_id"`
+				InFlight   *int   `json:"in_flight"` // nil: some
 			}
 			if json.Unmarshal([]byte(line), &entry) != nil {
 				return // not of the logger
+			}
+			if slices.Contains(settled, entry.Msg) {
+				in.Settled[entry.MessageID] = append(in.Settled[entry.MessageID], entry.Time)
 			}
 			inFlight := entry.InFlight == nil || *entry.InFlight > 0
 			if inFlight && strings.HasPrefix(entry.Msg, "rabbitmq channel replaced") { // and what was is sent again

@@ -28,9 +28,10 @@ type Input struct {
 	Balance   Balance
 
 	Faults    []Fault
-	Slow      []Fault             // when servers themselves were slow or away, or a process did not get to run
-	Resent    map[int][]time.Time // by lane: when a relay has logged that it sends something again
-	Lossy     []Window            // when a server without synchronous standbys may have lost what it acknowledged
+	Slow      []Fault                // when servers themselves were slow or away, or a process did not get to run
+	Resent    map[int][]time.Time    // by lane: when a relay has logged that it sends something again
+	Settled   map[string][]time.Time // by message id: when a consumer has logged that it was handled, or is a dead letter
+	Lossy     []Window               // when a server without synchronous standbys may have lost what it acknowledged
 	Lease     time.Duration
 	End       time.Time // when producers stopped
 	Processes map[string][]Usage

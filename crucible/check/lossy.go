@@ -59,16 +59,13 @@ func (c *index) lostOnWire(id string) bool {
 // sentLossy reports whether a relay may have sent a copy because of what the server lost.
 func (c *index) sentLossy(sent *Copy) bool { return c.lossy(sent.At) || c.lossy(sent.At.Add(-late)) }
 
-// late is how long a relay may send what it has read from a primary that is no more, and a
-// consumer be behind.
+// late is how long a relay may send what it has read from a primary that is no more.
 const late = 8 * time.Second
 
-// lostEffect reports whether the server lost the effect, or the dead letter, of a message: a
-// consumer may have handled it a while after it was sent.
+// lostEffect reports whether the server lost the effect, or the dead letter, of a message, which
+// a consumer knows as handled.
 func (c *index) lostEffect(id string) bool {
-	lost := slices.ContainsFunc(c.copies[id], func(sent *Copy) bool {
-		return slices.ContainsFunc(c.Lossy, func(w Window) bool { return !sent.At.After(w.To) && !sent.At.Add(late).Before(w.From) })
-	})
+	lost := slices.ContainsFunc(c.Settled[id], c.lossy)
 	if lost {
 		c.counts.LostByServer.Effects++
 	}

@@ -135,7 +135,7 @@ func Run(text string) (err error) {
 	if w.db, err = open(w.Driver, w.Postgres, fmt.Sprintf("%s/%d", w.Name, w.Life)); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.db.Close()) }()
+	defer w.db.Close() //nolint:errcheck // lib/pq says goodbye, perhaps to a server that is gone
 	parts := []func(context.Context) error{w.measure, func(ctx context.Context) error { return w.history.WatchClock(ctx, w.Name) }}
 	if w.Rival != "" {
 		return w.runRival(ctx, parts)
