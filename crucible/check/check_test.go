@@ -238,6 +238,16 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
 			in.Letters = append(in.Letters, check.Letter{State: "replayed", Source: "relay", MessageID: "m4", Payload: "pm4"})
 		}},
+		{"an effect behind that of a successor, since the server lost the first one", "", func(in *check.Input) {
+			in.Effects[8].Entry, in.Effects[12].Entry = in.Effects[12].Entry, in.Effects[8].Entry
+			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
+			in.Settled = map[string][]time.Time{in.Effects[8].MessageID: {at(9.2), at(11)}, in.Effects[12].MessageID: {at(9.8)}}
+		}},
+		{"an effect behind that of a successor, after the server lost something", "C4", func(in *check.Input) {
+			in.Effects[8].Entry, in.Effects[12].Entry = in.Effects[12].Entry, in.Effects[8].Entry
+			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
+			in.Settled = map[string][]time.Time{in.Effects[8].MessageID: {at(11)}, in.Effects[12].MessageID: {at(9.8)}}
+		}},
 		{"effects are out of order", "C4", func(in *check.Input) {
 			in.Effects[8].Entry, in.Effects[12].Entry = in.Effects[12].Entry, in.Effects[8].Entry
 		}},

@@ -72,6 +72,16 @@ func (c *index) lostEffect(id string) bool {
 	return lost
 }
 
+// handledAgain reports whether a consumer may have handled a copy of a message because the server lost
+// what came of an earlier one. Its successors have been handled meanwhile.
+func (c *index) handledAgain(id string) bool {
+	if len(c.Settled[id]) < 2 {
+		return false
+	}
+	last := slices.MaxFunc(c.Settled[id], time.Time.Compare)
+	return slices.ContainsFunc(c.Settled[id], func(at time.Time) bool { return at.Before(last) && c.lossy(at) })
+}
+
 // lostAnswer reports whether the server lost the transaction that an answer belongs to.
 func (c *index) lostAnswer(a Answer) bool {
 	lost := c.lossy(a.At)

@@ -172,7 +172,7 @@ func mayResend(f Fault, topic string) bool {
 
 // order is C4: first copies are in the order of the key, unless a message was a dead letter of
 // the relay in between, perhaps one that the server lost; effects of the first hop too, unless it
-// was a dead letter of any. The order of the second hop is that in which the first hop's handlers
+// was a dead letter of any, or handled before and the server lost that. The order of the second hop is that in which the first hop's handlers
 // have committed.
 func (c *index) order() Result {
 	r := Result{Checker: "C4", Promise: "order"}
@@ -207,6 +207,9 @@ func (c *index) order() Result {
 	for _, e := range ordered {
 		if e.Consumer != firstHop || c.sent[e.MessageID] == nil || c.hasLetter(e.MessageID) || c.effects[e.MessageID][0].Entry != e.Entry {
 			continue // without a transaction, its number may have been given out again
+		}
+		if c.handledAgain(e.MessageID) {
+			continue
 		}
 		if e.Seq < last[e.Key] {
 			c.counts.Reordered++

@@ -19,6 +19,9 @@ const (
 	// first, twice as long after each further failure, openPauseMost at most.
 	openPause     = 50 * time.Millisecond
 	openPauseMost = time.Second
+
+	// openLook is how often calls that wait look for an idle connection.
+	openLook = 10 * time.Millisecond
 )
 
 // opener opens the connections that a pool lacks after a call without an answer.
@@ -30,8 +33,9 @@ const (
 // them ever be connected.
 //
 // Therefore it opens them one after the other, each on behalf of all calls that wait, and goes on
-// when these have given up. Calls do not wait while the pool has an idle connection, even
-// one that may be dead, nor if it may open no further one: then the pool makes them wait.
+// when these have given up. A call takes an idle connection, even one that may be dead, if none of the
+// others is about to. Nor does it wait if the pool may open no further one: then the pool makes it
+// wait.
 type opener struct {
 	db    *sql.DB
 	calls *Calls
@@ -39,6 +43,9 @@ type opener struct {
 	mu       sync.Mutex // guards the fields below
 	doubtful bool       // a call had no answer, and not all that waited since have got a connection
 	waiting  int
+	looked   time.Time // when idle connections were counted
+	handed   int       // how many of them were handed out since
+	fresh    bool      // a connection was opened, and not handed out yet
 	opening  *opening  // in progress; nil: none is
 	failures int       // in a row
 	closed   time.Time // calls fail until then, with failure
@@ -47,9 +54,8 @@ type opener struct {
 
 // opening is a connection that is being opened.
 type opening struct {
-	done  chan struct{} // closed at its end
-	err   error         // read after done
-	taken bool          // by one of those who waited; guarded by the opener
+	done chan struct{} // closed at its end
+	err  error         // guarded by the opener
 }
 
 // doubt notes that a call had no answer.
@@ -65,7 +71,7 @@ func (o *opener) await(ctx context.Context) error {
 	defer o.mu.Unlock()
 	o.waiting++
 	defer func() { o.waiting-- }()
-	for o.doubtful && o.lacks() {
+	for o.doubtful && !o.handOut() {
 		current := o.opening
 		if current == nil {
 			if time.Now().Before(o.closed) {
@@ -74,29 +80,41 @@ func (o *opener) await(ctx context.Context) error {
 			current = o.begin(ctx)
 		}
 		o.mu.Unlock()
+		look := time.NewTimer(openLook)
 		select {
 		case <-current.done:
+		case <-look.C:
 		case <-ctx.Done():
 		}
+		look.Stop()
 		o.mu.Lock()
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("no connection to the database yet: %w", ctx.Err())
 		case current.err != nil:
 			return o.failure
-		case !current.taken:
-			current.taken = true
-			o.doubtful = o.waiting > 1
-			return nil
 		}
 	}
+	o.doubtful = o.doubtful && o.waiting > 1
 	return nil
 }
 
-// lacks reports whether a call would open a connection.
-func (o *opener) lacks() bool {
+// handOut reports whether the caller may take a connection from the pool: there is an idle one that
+// nobody else was told of, or one was opened (a pool may keep none idle), or the pool makes it wait.
+func (o *opener) handOut() bool {
 	pool := o.db.Stats()
-	return pool.Idle == 0 && (pool.MaxOpenConnections == 0 || pool.InUse < pool.MaxOpenConnections)
+	if pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
+		return true
+	}
+	if now := time.Now(); now.Sub(o.looked) >= openLook {
+		o.looked, o.handed = now, 0
+	}
+	if !o.fresh && o.handed >= pool.Idle {
+		return false
+	}
+	o.handed++
+	o.fresh = false
+	return true
 }
 
 // begin begins to open a connection. Callers hold the mutex.
@@ -112,7 +130,7 @@ func (o *opener) begin(ctx context.Context) *opening {
 		defer o.mu.Unlock()
 		o.opening, current.err = nil, err
 		if err == nil {
-			o.failures = 0
+			o.failures, o.fresh = 0, true
 		} else {
 			o.failures++
 			pause := min(openPause<<min(o.failures-1, 8), openPauseMost)
