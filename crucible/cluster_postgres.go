@@ -174,6 +174,8 @@ func (r *replicated) awaitHealth(ctx context.Context) error {
 			case m.State == "running" || m.State == "streaming":
 				running++
 				delete(stuck, m.Name)
+			case m.State == "creating replica": // made anew, or for the first time
+				delete(stuck, m.Name)
 			case since.IsZero():
 				stuck[m.Name] = time.Now()
 			case m.Role != "leader" && time.Since(since) > stuckAfter:
