@@ -81,23 +81,23 @@ func (b *brokers) queues(ctx context.Context) (all []quorum, err error) {
 	return nil, errors.Join(errors.New("no node says where the queues are"), err)
 }
 
-// leader returns the node that leads the queue of the first hop.
-func (b *brokers) leader(ctx context.Context) (*testserver.Instance, error) {
-	all, err := b.queues(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, q := range all {
-		if q.Name != work.Queue(work.TopicTransfers, work.RoleLedger) {
-			continue
-		}
-		for _, n := range b.nodes {
-			if name, err := b.name(n); err != nil || name == q.Leader {
-				return n, err
+// leader returns the node that leads the queue of the first hop. A busy node does not say so at once.
+func (b *brokers) leader(ctx context.Context) (leader *testserver.Instance, err error) {
+	err = untilWell(ctx, "RabbitMQ", func() (string, bool, error) {
+		all, err := b.queues(ctx)
+		for _, q := range all {
+			if q.Name != work.Queue(work.TopicTransfers, work.RoleLedger) {
+				continue
+			}
+			for _, n := range b.nodes {
+				if name, err := b.name(n); err == nil && name == q.Leader {
+					leader = n
+				}
 			}
 		}
-	}
-	return nil, fmt.Errorf("nobody leads the queue: %+v", all)
+		return fmt.Sprintf("%+v", all), leader != nil, err
+	})
+	return leader, err
 }
 
 // awaitHealth waits until all nodes run and every queue has all its members.
