@@ -19,9 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -89,7 +88,7 @@ func workerMain(text string) int {
 	}
 	stop()
 	endToggle()
-	if err := goleak.Find(); err != nil {
+	if err := testserver.Leak(30 * time.Second); err != nil {
 		return fail(err)
 	}
 	return 0

@@ -12,11 +12,11 @@ func TestLeak_ReportsWhatStays(t *testing.T) { //nolint:paralleltest // others b
 	stay := make(chan struct{})
 	ignored := goleak.IgnoreCurrent()
 	go func() { <-stay }()
-	if err := leak(10*time.Millisecond, ignored); err == nil || !strings.Contains(err.Error(), "TestLeak_ReportsWhatStays") {
+	if err := Leak(10*time.Millisecond, ignored); err == nil || !strings.Contains(err.Error(), "TestLeak_ReportsWhatStays") {
 		t.Errorf("a goroutine that stays: %v", err)
 	}
 	close(stay)
-	if err := leak(MaxWait, ignored); err != nil {
+	if err := Leak(MaxWait, ignored); err != nil {
 		t.Errorf("a goroutine that ended: %v", err)
 	}
 }

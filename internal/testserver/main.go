@@ -32,16 +32,16 @@ func Main(m *testing.M, options ...goleak.Option) int {
 	if code != 0 {
 		return code
 	}
-	if err := leak(30*time.Second, options...); err != nil {
+	if err := Leak(30*time.Second, options...); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
-// leak reports goroutines that are left once none has ended for so long. Those in which lib/pq
+// Leak reports goroutines that are left once none has ended for so long. Those in which lib/pq
 // cancels statements wait for a server that may be slow.
-func leak(still time.Duration, options ...goleak.Option) error {
+func Leak(still time.Duration, options ...goleak.Option) error {
 	fewest, since := math.MaxInt, time.Now()
 	for {
 		err := goleak.Find(options...)
