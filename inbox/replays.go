@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/sleep"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // Replays publishes the messages of this consumer's dead letters to it again, when an
@@ -156,8 +157,10 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 		page, err := ask(ctx, r.in, func(ctx context.Context) ([]*dlq.Letter, error) { return r.in.cfg.DeadLetters.List(ctx, from) })
 		if err != nil {
 			maps.Copy(r.published, published)
-			for id, last := range r.published {
-				r.published[id] = last.afterOutage()
+			if sqlerr.Connection(err) || noAnswer(err) {
+				for id, last := range r.published {
+					r.published[id] = last.afterOutage()
+				}
 			}
 			return replayed, errors.Join(append(errs, err)...)
 		}

@@ -53,7 +53,7 @@ const grace = time.Second
 type Calls struct {
 	most   int
 	grace  time.Duration
-	opener *opener // nil: calls open connections themselves
+	opener *opener // nil: none
 
 	mu        sync.Mutex // guards the fields below
 	abandoned int
@@ -79,21 +79,12 @@ func New(most int) *Calls {
 	return &Calls{most: most, allowed: most, grace: grace, commits: map[*Line]bool{}}
 }
 
-// Over is [New] for calls that use a pool. After one without an answer, connections are opened
-// one after the other, and calls wait for them; see opener.
+// Over is [New] for calls that use a pool. After one without an answer, a connection is opened
+// apart from them, with more time; see opener.
 func Over(db *sql.DB, most int) *Calls {
 	c := New(most)
-	c.opener = &opener{db: db, calls: c}
+	c.opener = &opener{db: db}
 	return c
-}
-
-// Connected waits until the pool of [Over] should have a connection for the caller. [Do] calls it,
-// unless its call has a [Line] already.
-func (c *Calls) Connected(ctx context.Context) error {
-	if c.opener == nil {
-		return nil
-	}
-	return c.opener.await(ctx)
 }
 
 // admit decides whether a call may be made, and whether it is a trial.
@@ -148,20 +139,9 @@ func (c *Calls) Idle() <-chan struct{} {
 // The connection of an abandoned call is not used again. The driver closes it, since its
 // context ended during a statement, or Do closes the call's [Line].
 func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
-	if c.opener == nil {
-		return do(ctx, c, limit, f)
-	}
-	v, err := do(ctx, c, limit, func(limited context.Context) (T, error) {
-		if u, _ := ctx.Value(lineKey{}).(use); !u.given {
-			if err := c.opener.await(limited); err != nil {
-				var none T
-				return none, err
-			}
-		}
-		return f(limited)
-	})
-	if unanswered(ctx, err) {
-		c.opener.doubt()
+	v, err := do(ctx, c, limit, f)
+	if c.opener != nil && ctx.Err() == nil && Silence(err) {
+		c.opener.open(ctx)
 	}
 	return v, err
 }

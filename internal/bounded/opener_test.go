@@ -12,18 +12,17 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
-	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
 // crowded is a server that takes its time to accept a connection, or accepts none. Its
 // connections break at once if it is down.
 type crowded struct {
-	takes, answers  atomic.Int64 // time.Duration: to accept a connection, to answer a ping
-	down            atomic.Bool
-	attempts        atomic.Int64
-	opening, atOnce atomic.Int64
+	takes, answers atomic.Int64 // time.Duration: to accept a connection, to answer a ping
+	down           atomic.Bool
+	fails          func() // at the end of a connection that was opened apart from calls
+	panicked       atomic.Int64
+	attempts       atomic.Int64
 }
 
 func (d *crowded) Open(string) (driver.Conn, error) { return d.Connect(context.Background()) }
@@ -31,11 +30,14 @@ func (d *crowded) Driver() driver.Driver            { return d }
 
 func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
 	d.attempts.Add(1)
-	d.atOnce.Store(max(d.atOnce.Load(), d.opening.Add(1)))
-	defer d.opening.Add(-1)
+	begun := time.Now()
 	select {
 	case <-time.After(time.Duration(d.takes.Load())):
 	case <-ctx.Done():
+		if d.fails != nil && time.Since(begun) > 10*time.Second {
+			d.panicked.Add(1)
+			d.fails()
+		}
 		return nil, ctx.Err()
 	}
 	if d.down.Load() {
@@ -51,7 +53,6 @@ type crowdedConn struct {
 }
 
 func (c *crowdedConn) Ping(context.Context) error {
-	time.Sleep(time.Duration(c.d.answers.Load()))
 	if c.d.down.Load() {
 		return driver.ErrBadConn
 	}
@@ -89,184 +90,60 @@ func TestOver_ConnectionsMayTakeLongerThanCalls(t *testing.T) {
 				t.Fatal("never connected")
 			}
 		}
-		if n := d.attempts.Load(); n > 2 {
-			t.Errorf("%d connections were begun for %d calls", n, calls)
+		if calls > 10 {
+			t.Errorf("connected after %d calls", calls)
 		}
 	})
 }
 
-func TestOver_OpensOneConnectionAtATimeAfterAnOutage(t *testing.T) {
-	t.Parallel()
-	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
-		db.SetMaxIdleConns(50)
-		d.down.Store(true)
-		if err := ask(); !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Fatalf("not down: %v", err)
-		}
-		d.down.Store(false)
-		d.takes.Store(int64(20 * time.Millisecond))
-		var all sync.WaitGroup
-		for range 50 {
-			all.Go(func() {
-				if err := ask(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-		if n := d.atOnce.Load(); n > 3 {
-			t.Errorf("%d connections were opened at once", n)
-		}
-		d.atOnce.Store(0)
-		conns := make(chan *sql.Conn, 50)
-		for range cap(conns) { // the outage is over
-			all.Go(func() {
-				conn, err := db.Conn(t.Context())
-				if err != nil {
-					t.Error(err)
-				}
-				conns <- conn
-			})
-		}
-		all.Wait()
-		for range 3 {
-			all.Go(func() {
-				if err := ask(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-		if n := d.atOnce.Load(); n < 3 {
-			t.Errorf("%d connections were opened at once after the outage: calls still wait for each other", n)
-		}
-		for range cap(conns) {
-			_ = (<-conns).Close()
-		}
-	})
-}
-
-// Calls are short: one connection is enough for those that wait. It may be gone in the moment in
-// which a call is told of it, and then that call opens one itself.
-func TestOver_CallsThatWaitShareAConnection(t *testing.T) {
+// One connection is opened at a time, for all calls, and rarely if that fails.
+func TestOver_OpensOneConnectionAtATime(t *testing.T) {
 	t.Parallel()
 	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
-		d.down.Store(true)
-		if err := ask(); !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Fatalf("not down: %v", err)
-		}
-		d.down.Store(false)
-		d.takes.Store(int64(1500 * time.Millisecond)) // two in a row take longer than a call may
-		d.answers.Store(int64(17 * time.Millisecond))
-		const calls = 10
-		var answered atomic.Int64
-		var all sync.WaitGroup
-		for range calls {
-			all.Go(func() {
-				if ask() == nil {
-					answered.Add(1)
-				}
-			})
-		}
-		all.Wait()
-		if n := answered.Load(); n < calls/2 {
-			t.Errorf("%d of %d calls were answered", n, calls)
-		}
-	})
-}
-
-func TestOver_FailsAtOnceForAMomentAfterAFailure(t *testing.T) {
-	t.Parallel()
-	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
-		d.down.Store(true)
-		const calls = 1000
-		for range calls {
-			if err := ask(); !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.Fatalf("not down: %v", err)
+		d.takes.Store(int64(time.Hour))
+		const calls, times = 20, 5
+		for range times {
+			var all sync.WaitGroup
+			for range calls {
+				all.Go(func() {
+					if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("got %v", err)
+					}
+				})
 			}
-			time.Sleep(10 * time.Millisecond)
+			all.Wait()
 		}
-		if n := d.attempts.Load(); n < 5 || n > 40 {
-			t.Errorf("%d connections were begun in 10 seconds", n)
-		}
-		d.down.Store(false)
-		begun := time.Now()
-		for ask() != nil {
-			time.Sleep(10 * time.Millisecond)
-		}
-		if after := time.Since(begun); after > 2*time.Second {
-			t.Errorf("connected %v after the outage", after)
-		}
-	})
-}
-
-// A connection that is idle, or that the pool makes a call wait for, needs no other.
-func TestOver_WaitsForNoConnectionThatIsNotNeeded(t *testing.T) {
-	t.Parallel()
-	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
-		db.SetMaxOpenConns(2)
-		first, err := db.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		d.takes.Store(int64(time.Minute))
-		if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("a connection was opened: %v", err)
-		}
-		_ = first.Close()
-		if err := ask(); err != nil {
-			t.Errorf("with an idle connection: %v", err)
+		if own := d.attempts.Load() - calls*times; own != 1 {
+			t.Errorf("%d connections were begun apart from calls, which took 10 seconds", own)
 		}
 		d.takes.Store(0)
-		first, err = db.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
+		d.down.Store(true)
+		time.Sleep(15 * time.Second)
+		d.attempts.Store(0)
+		d.takes.Store(int64(3 * time.Second))
+		for range times {
+			_ = ask()
 		}
-		second, err := db.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		time.AfterFunc(time.Second, func() { _ = second.Close() })
-		if err := ask(); err != nil {
-			t.Errorf("with a full pool: %v", err)
-		}
-		_ = first.Close()
-		if n := d.attempts.Load(); n != 3 {
-			t.Errorf("%d connections were begun", n)
+		if own := d.attempts.Load() - times; own < 1 || own >= times {
+			t.Errorf("%d connections were begun apart from %d calls, of 2 seconds each", own, times)
 		}
 	})
 }
 
-// A transaction takes its connection itself, and waits as other calls do.
-func TestOver_TransactionsWaitForConnectionsToo(t *testing.T) {
+// A driver may panic, or end its goroutine. That must not end the process, nor keep others from trying.
+func TestOver_SurvivesAConnectionThatPanics(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		d := &crowded{}
-		db := sql.OpenDB(d)
-		defer db.Close()
-		const most, transactions = 10, 20
-		calls := bounded.Over(db, most)
-		d.down.Store(true)
-		if _, err := boundtx.Begin(t.Context(), db, oncemill.PostgreSQL, calls, nil); !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Fatalf("not down: %v", err)
+	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
+		d.takes.Store(int64(time.Hour))
+		d.fails = func() { panic("no token") }
+		for range 3 {
+			if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+			time.Sleep(time.Minute)
 		}
-		d.down.Store(false)
-		d.takes.Store(int64(20 * time.Millisecond))
-		var all sync.WaitGroup
-		for range transactions {
-			all.Go(func() {
-				tx, err := boundtx.Begin(t.Context(), db, oncemill.PostgreSQL, calls, nil)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				tx.Rollback()
-			})
+		if n := d.panicked.Load(); n != 3 {
+			t.Errorf("%d connections were opened apart from calls", n)
 		}
-		all.Wait()
-		if n := d.atOnce.Load(); n > 3 { // one that was idle may be taken in the moment in which it is handed out
-			t.Errorf("%d connections were opened at once", n)
-		}
-		time.Sleep(time.Hour) // what was begun ends
 	})
 }
