@@ -22,6 +22,7 @@ type crowded struct {
 	down           atomic.Bool
 	fails          func() // at the end of a connection that was opened apart from calls
 	panicked       atomic.Int64
+	silent         atomic.Int64 // how many of the first connections are never opened
 	attempts       atomic.Int64
 }
 
@@ -29,8 +30,11 @@ func (d *crowded) Open(string) (driver.Conn, error) { return d.Connect(context.B
 func (d *crowded) Driver() driver.Driver            { return d }
 
 func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
-	d.attempts.Add(1)
 	begun := time.Now()
+	if d.attempts.Add(1) <= d.silent.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	select {
 	case <-time.After(time.Duration(d.takes.Load())):
 	case <-ctx.Done():
@@ -53,6 +57,7 @@ type crowdedConn struct {
 }
 
 func (c *crowdedConn) Ping(context.Context) error {
+	time.Sleep(time.Duration(c.d.answers.Load()))
 	if c.d.down.Load() {
 		return driver.ErrBadConn
 	}
@@ -144,6 +149,50 @@ func TestOver_SurvivesAConnectionThatPanics(t *testing.T) {
 		}
 		if n := d.panicked.Load(); n != 3 {
 			t.Errorf("%d connections were opened apart from calls", n)
+		}
+	})
+}
+
+// A pool that keeps few idle connections has to open many. Nobody waits for them longer than before.
+func TestOver_ABusyPoolIsAskedByAllSoonAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
+		db.SetMaxIdleConns(2)
+		d.takes.Store(int64(20 * time.Millisecond))
+		d.answers.Store(int64(20 * time.Millisecond))
+		d.down.Store(true)
+		time.AfterFunc(time.Second, func() { d.down.Store(false) })
+		const each = 3 * time.Millisecond
+		var failed atomic.Int64
+		var all sync.WaitGroup
+		for begun := time.Now(); time.Since(begun) < 10*time.Second; time.Sleep(each) {
+			late := time.Since(begun) > 4*time.Second
+			all.Go(func() {
+				if ask() != nil && late {
+					failed.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		if n := failed.Load(); n > 0 {
+			t.Errorf("%d calls failed long after the outage", n)
+		}
+	})
+}
+
+// One silent server behind an address with several keeps no call but its own.
+func TestOver_ASilentServerStopsNobodyElse(t *testing.T) {
+	t.Parallel()
+	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
+		d.silent.Store(2)
+		if err := ask(); !errors.Is(err, context.DeadlineExceeded) { // and the connection after it, opened apart
+			t.Fatalf("got %v", err)
+		}
+		synctest.Wait()
+		for range 20 {
+			if err := ask(); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 }
