@@ -100,7 +100,6 @@ func TestQuota_HoldsForManyAtOnce(t *testing.T) {
 		const most, processes = 40, 3
 		p.db.SetMaxOpenConns(16)
 		var runs atomic.Int64
-		var failed atomic.Pointer[string]
 		var asking sync.WaitGroup
 		for n := range processes {
 			engine := p.engine(t, func(c *idempotency.Config) {
@@ -111,16 +110,18 @@ func TestQuota_HoldsForManyAtOnce(t *testing.T) {
 			for i := range most {
 				asking.Go(func() {
 					w := do(t, handler, post("/", "x", user("eve"), withKey(fmt.Sprint(n, "-", i))))
+					for w.Code == http.StatusServiceUnavailable && !t.Failed() { // the machine is busy
+						w = do(t, handler, post("/", "x", user("eve"), withKey(fmt.Sprint(n, "-", i))))
+					}
 					if w.Code != http.StatusOK && w.Code != http.StatusTooManyRequests {
-						text := fmt.Sprint(w.Code, w.Body)
-						failed.Store(&text)
+						t.Errorf("got %d %s", w.Code, w.Body)
 					}
 				})
 			}
 		}
 		asking.Wait()
-		if n := runs.Load(); n < most || n > most+processes*most/4 || failed.Load() != nil {
-			t.Errorf("%d runs, failed: %v", n, failed.Load())
+		if n := runs.Load(); n < most || n > most+processes*most/4 {
+			t.Errorf("%d runs", n)
 		}
 	})
 }

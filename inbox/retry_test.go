@@ -359,7 +359,7 @@ func TestRetry_OutageOfADependencyPausesAndCostsNothing(t *testing.T) {
 		paused.Store(true)
 		before := runs.Load()
 		testserver.Pause(t.Context(), time.Second)
-		if n := runs.Load() - before; n > 10 {
+		if n := runs.Load() - before; n > 50 { // without a pause, each of ten would try a hundred times
 			t.Errorf("%d runs in a second of the outage", n)
 		}
 		back.Store(true)

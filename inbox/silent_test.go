@@ -222,11 +222,12 @@ func TestInbox_AbandonsItsHousekeeping(t *testing.T) {
 // A handler that takes too long has failed, also if it heeds no context.
 func TestInbox_ALongHandlerIsAFailure(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.Timeout, cfg.DeadLetters, cfg.Retry.Deliveries = 100*time.Millisecond, p.letterStore(t), 1
-		})
+		letters := p.letterStore(t)
 		var err error
-		for range 20 { // on a slow machine the transaction may not begin in time
+		for try := range 10 { // on a slow machine the transaction may not begin in time
+			in := p.inbox(t, func(cfg *inbox.Config) {
+				cfg.Timeout, cfg.DeadLetters, cfg.Retry.Deliveries = 100*time.Millisecond<<try, letters, 1
+			})
 			err = deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 				err := addEffect(msg)
 				<-msg.Context().Done()

@@ -39,7 +39,7 @@ func (p *fixture) moveWithin(t *testing.T, limit time.Duration) outboxstore.Move
 		if err == nil {
 			return moved
 		}
-		if !late || try == 3 {
+		if !late || try == 20 {
 			t.Fatal(err)
 		}
 		t.Logf("not within %v: %v", limit, err)
