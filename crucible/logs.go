@@ -53,13 +53,14 @@ func (c *crucible) readLogs(in *check.Input) error {
 				Time       time.Time
 				Msg, Error string
 				Lane       int
+				Consumer   string
 				MessageID  string `json:"message_id"`
 				InFlight   *int   `json:"in_flight"` // nil: some
 			}
 			if json.Unmarshal([]byte(line), &entry) != nil {
 				return // not of the logger
 			}
-			if slices.Contains(settled, entry.Msg) {
+			if entry.Consumer != "" && slices.Contains(settled, entry.Msg) {
 				in.Settled[entry.MessageID] = append(in.Settled[entry.MessageID], entry.Time)
 			}
 			inFlight := entry.InFlight == nil || *entry.InFlight > 0

@@ -172,8 +172,8 @@ func mayResend(f Fault, topic string) bool {
 
 // order is C4: first copies are in the order of the key, unless a message was a dead letter of
 // the relay in between, perhaps one that the server lost; effects of the first hop too, unless it
-// was a dead letter of any, or handled before and the server lost that. The order of the second hop is that in which the first hop's handlers
-// have committed.
+// was a dead letter of any, or handled before and the server lost that. The order of the second hop is
+// that in which the first hop's handlers have committed.
 func (c *index) order() Result {
 	r := Result{Checker: "C4", Promise: "order"}
 	last := map[string]int64{}

@@ -9,12 +9,8 @@ import (
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
-const (
-	// openLimit is how long opening a connection apart from calls may take.
-	openLimit = 15 * time.Second
-	// openRest is the time between a connection that could not be opened and the next attempt.
-	openRest = time.Second
-)
+// openLimit is how long opening a connection apart from calls may take.
+const openLimit = 15 * time.Second
 
 // opener opens connections for which calls have no time.
 //
@@ -30,9 +26,8 @@ const (
 type opener struct {
 	db *sql.DB
 
-	mu      sync.Mutex // guards the fields below
-	opening bool
-	rest    time.Time // nothing is opened until then
+	mu      sync.Mutex
+	opening bool // guarded by mu
 }
 
 // open begins to open a connection, unless the pool has an idle one: the pool would return that, and
@@ -40,28 +35,24 @@ type opener struct {
 func (o *opener) open(ctx context.Context) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.db.Stats().Idle > 0 || o.opening || time.Now().Before(o.rest) {
+	if o.db.Stats().Idle > 0 || o.opening {
 		return
 	}
 	o.opening = true
 	go func() {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), openLimit)
 		defer cancel()
-		opened := false
 		defer func() { // also when the driver ends its goroutine
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			o.opening = false
-			if !opened {
-				o.rest = time.Now().Add(openRest)
-			}
 		}()
-		opened = nopanic.Call(func() error {
+		_ = nopanic.Call(func() error { // calls see why it fails
 			conn, err := o.db.Conn(limited)
 			if err != nil {
 				return err
 			}
 			return conn.Close() // to the pool
-		}) == nil
+		})
 	}()
 }

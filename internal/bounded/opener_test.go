@@ -22,6 +22,7 @@ type crowded struct {
 	down           atomic.Bool
 	fails          func() // at the end of a connection that was opened apart from calls
 	panicked       atomic.Int64
+	frozen         atomic.Int64 // how many of the first connections have become silent
 	silent         atomic.Int64 // how many of the first connections are never opened
 	attempts       atomic.Int64
 }
@@ -31,7 +32,8 @@ func (d *crowded) Driver() driver.Driver            { return d }
 
 func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
 	begun := time.Now()
-	if d.attempts.Add(1) <= d.silent.Load() {
+	number := d.attempts.Add(1)
+	if number <= d.silent.Load() {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
@@ -47,13 +49,22 @@ func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
 	if d.down.Load() {
 		return nil, io.ErrUnexpectedEOF
 	}
-	return &crowdedConn{d: d}, nil
+	return &crowdedConn{brokenConn{int32(number)}, d}, nil //nolint:gosec // there are few
 }
 
 type crowdedConn struct {
 	brokenConn
 
 	d *crowded
+}
+
+// ResetSession is called before an idle connection is used.
+func (c *crowdedConn) ResetSession(ctx context.Context) error {
+	if int64(c.number) <= c.d.frozen.Load() {
+		<-ctx.Done()
+		return driver.ErrBadConn
+	}
+	return nil
 }
 
 func (c *crowdedConn) Ping(context.Context) error {
@@ -131,6 +142,31 @@ func TestOver_OpensOneConnectionAtATime(t *testing.T) {
 		}
 		if own := d.attempts.Load() - times; own < 1 || own >= times {
 			t.Errorf("%d connections were begun apart from %d calls, of 2 seconds each", own, times)
+		}
+	})
+}
+
+// After a failover, idle connections may lead to a server that is frozen. Calls find out.
+func TestOver_ASilentIdleConnectionKeepsNoOtherFromBeingOpened(t *testing.T) {
+	t.Parallel()
+	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
+		var idle []*sql.Conn
+		for range 2 {
+			conn, err := db.Conn(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			idle = append(idle, conn)
+		}
+		for _, conn := range idle {
+			_ = conn.Close()
+		}
+		d.frozen.Store(int64(len(idle)))
+		d.takes.Store(int64(7 * time.Second))
+		for begun := time.Now(); ask() != nil; {
+			if since := time.Since(begun); since > 15*time.Second {
+				t.Fatalf("not connected after %v", since)
+			}
 		}
 	})
 }
