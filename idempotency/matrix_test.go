@@ -195,10 +195,17 @@ func (x *trial) run() {
 			x.told.Store(true)
 			first <- kind
 		}()
-		kind = x.send(victim)
+		testserver.Poll(x.Context(), func() bool { // a claim without an answer in time is no mishap of this table
+			kind = x.send(victim)
+			return kind != unavailable || x.mishap == losesClaim || x.runs.Load() > 0
+		})
 	})
 	if x.mishap == isStale {
-		<-x.stands
+		select {
+		case <-x.stands:
+		case kind := <-first:
+			x.Fatalf("the first is told %q, and never stood still", kind)
+		}
 		x.endLeases()
 	}
 	if x.mishap != isStale {
@@ -256,9 +263,10 @@ func (x *trial) companions(sending *sync.WaitGroup) (keys []string) {
 		return nil // these happen to the victim alone; for others see the tests with processes, and of groups
 	}
 	running := make(chan struct{})
+	runs := sync.OnceFunc(func() { close(running) })
 	keys = []string{"occupant"}
 	handler := x.engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		close(running)
+		runs()
 		claimed, cancel := context.WithTimeout(r.Context(), time.Second)
 		defer cancel()
 		testserver.Poll(claimed, func() bool { return x.claimed.Load() >= 7 })
@@ -268,7 +276,12 @@ func (x *trial) companions(sending *sync.WaitGroup) (keys []string) {
 		}
 		w.WriteHeader(http.StatusCreated)
 	}))
-	sending.Go(func() { do(x.T, handler, post("/", "occupant", withKey("occupant"))) })
+	sending.Go(func() {
+		defer runs()
+		testserver.Poll(x.Context(), func() bool {
+			return do(x.T, handler, post("/", "occupant", withKey("occupant"))).Code == http.StatusCreated
+		})
+	})
 	<-running
 	for i := range 5 {
 		key := fmt.Sprint("companion-", i)

@@ -9,8 +9,12 @@ import (
 	"testing"
 )
 
+// busyFlag is a variable of the environment: set, the machine is busy.
+const busyFlag = "TESTRUN_BUSY"
+
 // The test binary is what go test -exec is given as this command.
 func TestMain(m *testing.M) {
+	busy = func() bool { return os.Getenv(busyFlag) != "" }
 	if len(os.Args) > 3 && os.Args[1] == turnFlag {
 		fmt.Fprintln(os.Stderr, takeTurn(os.Args[2], os.Args[3:]))
 		os.Exit(1)
@@ -245,6 +249,36 @@ func TestIsOneOfFew(t *testing.T) {
 `
 	}
 	if out, err := runIn(t, files, "-p=4"); err != nil || !strings.Contains(out, "modules=2 passed=6") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// On a busy machine packages are tested one after another.
+func TestRun_TestsOnePackageAtATimeOnABusyMachine(t *testing.T) {
+	t.Setenv(busyFlag, "yes")
+	here, files := t.TempDir(), map[string]string{}
+	for i := range 5 {
+		files[fmt.Sprintf("p%d/p_test.go", i)] = `package probe
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+func TestAlone(t *testing.T) {
+	const here = "` + here + `/alone"
+	if err := os.Mkdir(here, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond) // others would begin meanwhile
+	if err := os.Remove(here); err != nil {
+		t.Fatal(err)
+	}
+}
+`
+	}
+	if out, err := runIn(t, files, "-p=4"); err != nil || !strings.Contains(out, "passed=5") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

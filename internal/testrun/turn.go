@@ -4,20 +4,34 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
 
-// packagesAtOnce is how many packages are tested at once. Fewer of them leave the two
-// processors idle while their tests wait; more would slow each other down. Packages are compiled
-// at the same time. go test has no setting for this, so its -exec runs each test binary through
-// this command, which first locks a byte of a file.
+// packagesAtOnce is how many packages are tested at once, at most. Fewer of them leave the two
+// processors idle while their tests wait. Packages are compiled at the same time. go test has no
+// setting for this, so its -exec runs each test binary through this command, which first locks a
+// byte of a file.
 const packagesAtOnce = 4
+
+// mostRunnable is how many threads for each processor may want to run, on average over lookFor, if
+// another package is to begin beside one. The processors are busy with fewer. On a slow machine, all
+// packages at once make some of their tests wait for so long that time limits end.
+const (
+	mostRunnable = 3
+	lookFor      = 2 * time.Second // so long that what began last shows
+)
 
 // turnFlag is how go test -exec calls this command: -turn FILE BINARY ARGUMENTS...
 const turnFlag = "-turn"
 
-// takeTurn waits for one of the locks of the file and executes the command in its place. The
+// door is the byte that is locked by the one command that looks whether it may begin.
+const door = packagesAtOnce
+
+// takeTurn waits for one of the places of the file and executes the command in its place. The
 // lock belongs to the process: it survives exec (since Linux 5.11; before that, all packages are
 // tested in parallel), ends with the process, and is not inherited by child processes.
 func takeTurn(file string, command []string) error {
@@ -25,15 +39,81 @@ func takeTurn(file string, command []string) error {
 	if err != nil {
 		return fmt.Errorf("open %s: %w", file, err)
 	}
-	for place := int64(0); ; place = (place + 1) % packagesAtOnce {
-		err := syscall.FcntlFlock(uintptr(fd), syscall.F_SETLK, &syscall.Flock_t{Type: syscall.F_WRLCK, Start: place, Len: 1})
-		if err == nil {
-			break
+	turns := places(fd)
+	for taken := false; !taken; {
+		mine, err := turns.set(door, syscall.F_WRLCK)
+		if err == nil && mine {
+			taken, err = turns.take()
+			_, unlocked := turns.set(door, syscall.F_UNLCK)
+			err = errors.Join(err, unlocked)
 		}
-		if !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EACCES) {
+		if err != nil {
 			return fmt.Errorf("lock %s: %w", file, err)
 		}
-		time.Sleep(50 * time.Millisecond) // F_SETLKW waits for one byte only
+		if !taken {
+			time.Sleep(50 * time.Millisecond) // F_SETLKW waits for one byte only
+		}
 	}
 	return fmt.Errorf("start %s: %w", command[0], syscall.Exec(command[0], command, os.Environ())) //nolint:gosec // built by go test
+}
+
+// places is the descriptor of the file. It has a byte for each place, and one for the door.
+type places int
+
+// take takes a place if nobody has one, or if one is left and the processors are not busy.
+func (p places) take() (taken bool, err error) {
+	mine, others := -1, 0
+	for place := range packagesAtOnce {
+		free, err := p.set(place, syscall.F_WRLCK)
+		switch {
+		case err != nil:
+			return false, err
+		case !free:
+			others++
+		case mine < 0:
+			mine = place
+		default: // it has one
+			if _, err := p.set(place, syscall.F_UNLCK); err != nil {
+				return false, err
+			}
+		}
+	}
+	if mine < 0 || others == 0 || !busy() {
+		return mine >= 0, nil
+	}
+	_, err = p.set(mine, syscall.F_UNLCK)
+	return false, err
+}
+
+// set locks or unlocks a byte. It returns false if another process has locked it.
+func (p places) set(place int, to int16) (done bool, err error) {
+	err = syscall.FcntlFlock(uintptr(p), syscall.F_SETLK, &syscall.Flock_t{Type: to, Start: int64(place), Len: 1})
+	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EACCES) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// busy tells whether more threads want to run than the processors bear. Tests have another.
+var busy = func() bool {
+	const every = 100 * time.Millisecond
+	sum := 0
+	for range lookFor / every {
+		time.Sleep(every)
+		sum += runnable()
+	}
+	return sum > mostRunnable*runtime.NumCPU()*int(lookFor/every)
+}
+
+// runnable returns how many threads of the machine run or want to, besides this one (0 where
+// there is no /proc).
+func runnable() int {
+	text, _ := os.ReadFile("/proc/loadavg") // "1.15 0.87 0.50 3/345 12345"
+	fields := strings.Fields(string(text))
+	if len(fields) < 4 {
+		return 0
+	}
+	n, _, _ := strings.Cut(fields[3], "/")
+	running, _ := strconv.Atoi(n)
+	return max(running-1, 0)
 }
