@@ -29,7 +29,7 @@ endif
 run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && \
 	if ! command -v rabbitmq-server >/dev/null; then go build ./... >/dev/null 2>&1 & fi && exports=$$(scripts/servers.sh up) && eval "$$exports" && \
 	dir=$$(mktemp -d $(or $(MEMORY),$${TMPDIR:-/tmp})/oncemill-test-XXXXXX) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && \
-	GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=$$dir go run ./internal/testrun -skips $(1) -vet=off -ldflags='-s -w' -count=1 -p=4 -parallel=4
+	GOTMPDIR=$${TMPDIR:-/tmp} TMPDIR=$$dir go run ./internal/testrun -skips $(1) -vet=off -ldflags='-s -w' -count=1 -p=6 -parallel=4
 
 # The packages whose goroutines share memory, those that take longest first. All others run with the
 # race detector each night.

@@ -201,13 +201,13 @@ func TestModules_FindsAllButTools(t *testing.T) {
 	}
 }
 
-// A few packages are tested at a time, those of other modules too. The first tests wait for each
-// other; one more would find them all.
+// A few packages are tested at a time, those of other modules too, if one of them is heavy. The first
+// tests wait for each other; one more would find them all.
 func TestRun_TestsAFewPackagesAtATime(t *testing.T) {
 	t.Parallel()
 	here, met := t.TempDir(), filepath.Join(t.TempDir(), "met")
 	files := map[string]string{"second/go.mod": "module example.com/second\n\ngo 1.26\n"}
-	names := []string{"a", "b", "c", "second/d", "second/e", "second/f"}
+	names := []string{"a", "b", "relay", "second/d", "second/e", "second/f"}
 	if len(names) <= packagesAtOnce {
 		t.Fatal("too few packages")
 	}
@@ -253,12 +253,10 @@ func TestIsOneOfFew(t *testing.T) {
 	}
 }
 
-// On a busy machine packages are tested one after another.
-func TestRun_TestsOnePackageAtATimeOnABusyMachine(t *testing.T) {
-	t.Setenv(busyFlag, "yes")
-	here, files := t.TempDir(), map[string]string{}
-	for i := range 5 {
-		files[fmt.Sprintf("p%d/p_test.go", i)] = `package probe
+// alone is the text of a test that fails if another one of it runs at the same time. They all meet
+// in the directory.
+func alone(directory string) string {
+	return `package probe
 
 import (
 	"os"
@@ -267,7 +265,7 @@ import (
 )
 
 func TestAlone(t *testing.T) {
-	const here = "` + here + `/alone"
+	const here = "` + directory + `/alone"
 	if err := os.Mkdir(here, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -277,8 +275,71 @@ func TestAlone(t *testing.T) {
 	}
 }
 `
+}
+
+// On a busy machine packages are tested one after another.
+func TestRun_TestsOnePackageAtATimeOnABusyMachine(t *testing.T) {
+	t.Setenv(busyFlag, "yes")
+	here, files := t.TempDir(), map[string]string{}
+	for i := range 5 {
+		files[fmt.Sprintf("p%d/p_test.go", i)] = alone(here)
 	}
 	if out, err := runIn(t, files, "-p=4"); err != nil || !strings.Contains(out, "passed=5") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRun_TestsOneHeavyPackageAtATime(t *testing.T) {
+	t.Parallel()
+	here, files := t.TempDir(), map[string]string{}
+	for _, name := range heavy {
+		files[name+"/p_test.go"] = alone(here)
+	}
+	if out, err := runIn(t, files, "-p=4"); err != nil || !strings.Contains(out, "passed=4") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// A heavy package does not wait for an idle machine: there may be none for long. Mostly the other
+// package begins before it, since it is linked sooner.
+func TestRun_BeginsAHeavyPackageOnABusyMachine(t *testing.T) {
+	t.Setenv(busyFlag, "yes")
+	begun := filepath.Join(t.TempDir(), "begun")
+	files := map[string]string{
+		"p/p_test.go": `package p
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+func TestSeesTheOther(t *testing.T) {
+	for range 3000 {
+		if _, err := os.Stat("` + begun + `"); err == nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("the other one has not begun")
+}
+`,
+		"relay/p_test.go": `package relay
+
+import (
+	_ "net/http"
+	"os"
+	"testing"
+)
+
+func TestBegins(t *testing.T) {
+	if err := os.WriteFile("` + begun + `", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+`,
+	}
+	if out, err := runIn(t, files, "-p=4"); err != nil || !strings.Contains(out, "passed=2") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

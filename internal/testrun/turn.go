@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,12 +15,18 @@ import (
 // packagesAtOnce is how many packages are tested at once, at most. Fewer of them leave the two
 // processors idle while their tests wait. Packages are compiled at the same time. go test has no
 // setting for this, so its -exec runs each test binary through this command, which first locks a
-// byte of a file.
+// byte of a file, its place.
 const packagesAtOnce = 4
 
+// heavy are the packages that alone keep two processors and PostgreSQL busy. One of them is tested at
+// a time: on a slow machine, several make some of their tests wait for so long that time limits end.
+var heavy = []string{"relay", "idempotency", "inbox", "outbox"}
+
+// place of the heavy package. The others take those after it.
+const heavyPlace = 0
+
 // mostRunnable is how many threads for each processor may want to run, on average over lookFor, if
-// another package is to begin beside one. The processors are busy with fewer. On a slow machine, all
-// packages at once make some of their tests wait for so long that time limits end.
+// a package that is not heavy is to begin beside another. The processors are busy with fewer.
 const (
 	mostRunnable = 3
 	lookFor      = 2 * time.Second // so long that what began last shows
@@ -39,15 +46,12 @@ func takeTurn(file string, command []string) error {
 	if err != nil {
 		return fmt.Errorf("open %s: %w", file, err)
 	}
-	turns := places(fd)
+	turns, take := places(fd), places.takeOther
+	if isHeavy() {
+		take = places.takeHeavy
+	}
 	for taken := false; !taken; {
-		mine, err := turns.set(door, syscall.F_WRLCK)
-		if err == nil && mine {
-			taken, err = turns.take()
-			_, unlocked := turns.set(door, syscall.F_UNLCK)
-			err = errors.Join(err, unlocked)
-		}
-		if err != nil {
+		if taken, err = take(turns); err != nil {
 			return fmt.Errorf("lock %s: %w", file, err)
 		}
 		if !taken {
@@ -57,11 +61,28 @@ func takeTurn(file string, command []string) error {
 	return fmt.Errorf("start %s: %w", command[0], syscall.Exec(command[0], command, os.Environ())) //nolint:gosec // built by go test
 }
 
+// isHeavy tells whether the package in this directory, where go test runs its binary, is heavy.
+func isHeavy() bool {
+	dir, err := os.Getwd()
+	return err == nil && slices.ContainsFunc(heavy, func(name string) bool { return strings.HasSuffix(dir, "/"+name) })
+}
+
 // places is the descriptor of the file. It has a byte for each place, and one for the door.
 type places int
 
-// take takes a place if nobody has one, or if one is left and the processors are not busy.
-func (p places) take() (taken bool, err error) {
+func (p places) takeHeavy() (taken bool, err error) {
+	return p.set(heavyPlace, syscall.F_WRLCK)
+}
+
+// takeOther takes a place if nobody has one, or if one is left and the processors are not busy.
+func (p places) takeOther() (taken bool, err error) {
+	if mine, err := p.set(door, syscall.F_WRLCK); err != nil || !mine {
+		return false, err
+	}
+	defer func() {
+		_, unlocked := p.set(door, syscall.F_UNLCK)
+		err = errors.Join(err, unlocked)
+	}()
 	mine, others := -1, 0
 	for place := range packagesAtOnce {
 		free, err := p.set(place, syscall.F_WRLCK)
@@ -70,9 +91,9 @@ func (p places) take() (taken bool, err error) {
 			return false, err
 		case !free:
 			others++
-		case mine < 0:
+		case mine < 0 && place != heavyPlace:
 			mine = place
-		default: // it has one
+		default: // it has one, or may not have this one
 			if _, err := p.set(place, syscall.F_UNLCK); err != nil {
 				return false, err
 			}
