@@ -132,6 +132,7 @@ func TestRelay_AReplayJobSurvivesAKillAndASecondOperator(t *testing.T) {
 // A broker that still refuses fails a canary, however long a relay retries the messages before
 // they are dead letters again.
 func TestRelay_ACanaryWaitsWhileMessagesAreRetried(t *testing.T) {
+	t.Parallel()
 	oneDatabase(t, "SQLite", func(t *testing.T, p testDB) {
 		letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
 		if err != nil {
