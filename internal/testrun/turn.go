@@ -29,7 +29,7 @@ const heavyPlace = 0
 // a package that is not heavy is to begin beside another. The processors are busy with fewer.
 const (
 	mostRunnable = 3
-	lookFor      = 2 * time.Second // so long that what began last shows
+	lookFor      = 500 * time.Millisecond // so long that what began last shows
 )
 
 // turnFlag is how go test -exec calls this command: -turn FILE BINARY ARGUMENTS...
@@ -117,7 +117,7 @@ func (p places) set(place int, to int16) (done bool, err error) {
 
 // busy tells whether more threads want to run than the processors bear. Tests have another.
 var busy = func() bool {
-	const every = 100 * time.Millisecond
+	const every = 25 * time.Millisecond
 	sum := 0
 	for range lookFor / every {
 		time.Sleep(every)
