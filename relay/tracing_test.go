@@ -90,7 +90,7 @@ func TestRelay_EndsTheSpansOfMessagesWithoutAnOutcome(t *testing.T) {
 	msg.Metadata.Set("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 	publish(t, box, "orders", msg)
 	published := make(chan struct{}, 8)
-	r, err := relay.New(box, silentSink{published}, relay.Config{TracerProvider: provider, Propagator: propagation.TraceContext{}, StopTimeout: 100 * time.Millisecond})
+	r, err := relay.New(box, silentSink{published}, relay.Config{TracerProvider: provider, Propagator: propagation.TraceContext{}, StopTimeout: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 // processors idle while their tests wait. Packages are compiled at the same time. go test has no
 // setting for this, so its -exec runs each test binary through this command, which first locks a
 // byte of a file, its place.
-const packagesAtOnce = 4
+const packagesAtOnce = 3
 
 // heavy are the packages that alone keep two processors and PostgreSQL busy. One of them is tested at
 // a time: on a slow machine, several make some of their tests wait for so long that time limits end.

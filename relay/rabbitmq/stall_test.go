@@ -388,8 +388,8 @@ func TestSink_FailsTheWholePipelineWithItsChannel(t *testing.T) {
 func TestSink_SendsALargeMessageOverASlowLink(t *testing.T) {
 	t.Parallel()
 	// Sending takes longer than ConfirmTimeout, what sockets buffer (5 MiB) does not.
-	sink, p, admin := proxied(t, 2, rabbitmq.Config{ConfirmTimeout: 10 * time.Second})
-	p.Rate.Store(3 << 20)
+	sink, p, admin := proxied(t, 2, rabbitmq.Config{ConfirmTimeout: 20 * time.Second})
+	p.Rate.Store(3 << 19)
 	large := batch(0, 10, 1, "orders")
 	large[0].Payload = make([]byte, 40<<20)
 	o := newOutcomes(t)
