@@ -12,10 +12,12 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 var (
@@ -39,6 +41,9 @@ var (
 func Silence(err error) bool {
 	return errors.Is(err, ErrTooManyAbandoned) || errors.Is(err, context.DeadlineExceeded)
 }
+
+// unanswered reports whether a call had no answer in time, or no connection.
+func unanswered(err error) bool { return err != nil && (Silence(err) || sqlerr.Connection(err)) }
 
 // grace is how long a call may take to return after its context has ended. In this time
 // the driver cancels the statement and reads the server's answer.
@@ -79,8 +84,8 @@ func New(most int) *Calls {
 	return &Calls{most: most, allowed: most, grace: grace, commits: map[*Line]bool{}}
 }
 
-// Over is [New] for calls that use a pool. After one without an answer, a connection is opened
-// apart from them, with more time; see opener.
+// Over is [New] for calls that use a pool. After one that had no answer or no connection, calls open
+// no connection for which they have no time; see opener.
 func Over(db *sql.DB, most int) *Calls {
 	c := New(most)
 	c.opener = &opener{db: db}
@@ -138,18 +143,18 @@ func (c *Calls) Idle() <-chan struct{} {
 //
 // The connection of an abandoned call is not used again. The driver closes it, since its
 // context ended during a statement, or Do closes the call's [Line].
-func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
-	v, err := do(ctx, c, limit, f)
-	if c.opener != nil && ctx.Err() == nil && Silence(err) {
-		c.opener.open(ctx)
-	}
-	return v, err
-}
-
-func do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
+func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (v T, err error) {
 	var none T
 	if err := ctx.Err(); err != nil {
 		return none, err
+	}
+	var waited atomic.Bool // for a connection, so that less than limit was left
+	if c.opener != nil {
+		defer func() {
+			if ctx.Err() == nil && !waited.Load() && unanswered(err) {
+				c.opener.failed(limit)
+			}
+		}()
 	}
 	trial, err := c.admit()
 	if err != nil {
@@ -164,6 +169,7 @@ func do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		err      error
 		panicked *oncemill.PanicError // with the stack of f, which the caller's stack lacks
 		returned bool
+		inVain   bool // it waited for a connection until its time was up
 	}
 	u, _ := ctx.Value(lineKey{}).(use)
 	own := use{}
@@ -183,11 +189,26 @@ func do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 			own.line.Close()
 			done <- r
 		}()
+		if c.opener != nil && (!u.given || u.begin) {
+			tries, late := c.opener.ready(limited)
+			waited.Store(late)
+			if r.err = limited.Err(); r.err != nil {
+				r.returned, r.inVain = true, true
+				return
+			}
+			if tries {
+				defer func() {
+					if limited.Err() == nil {
+						c.opener.tried(r.returned && !unanswered(r.err))
+					}
+				}()
+			}
+		}
 		r.value, r.err = f(limited)
 		r.returned = true
 	}()
 	take := func(r result) (T, error) {
-		answered = true
+		answered = !r.inVain
 		switch {
 		case r.returned:
 		case r.panicked.Value == nil: // panic(nil) has a value

@@ -308,8 +308,14 @@ type lineKey struct{}
 // use is the line of a call, carried by the call's context.
 type use struct {
 	line   *Line
-	given  bool // set by On or Committing for the next call
+	given  bool // set by Beginning, On or Committing for the next call
+	begin  bool
 	commit bool
+}
+
+// Beginning returns a context whose next call is [Line.BeginTx] of l.
+func Beginning(ctx context.Context, l *Line) context.Context {
+	return context.WithValue(ctx, lineKey{}, use{line: l, given: true, begin: true})
 }
 
 // On returns a context whose next call is one on l, which has its connection already.

@@ -3,16 +3,36 @@ package bounded
 import (
 	"context"
 	"database/sql"
+	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
-// openLimit is how long opening a connection apart from calls may take.
-const openLimit = 15 * time.Second
+const (
+	// openLimit is how long opening a connection apart from calls may take, or as long as its call.
+	openLimit = 15 * time.Second
 
-// opener opens connections for which calls have no time.
+	// A slow pool begins to open a connection after firstPause, then after twice that, and so on, but
+	// at least every lastPause.
+	firstPause = 50 * time.Millisecond
+	lastPause  = time.Second
+
+	// In a pool with a limit, only the first of so many places are for connections that are opened apart.
+	// More would leave too few to calls. They would queue up for them, and database/sql opens
+	// connections for its queue one after the other, without any limit of time.
+	partApart = 4
+
+	// mostApart is how many are opened apart at a time, at most: a driver may never return.
+	mostApart = 16
+
+	// look is how long a call waits, on average, before it looks again for an idle connection.
+	// database/sql does not tell when there is one.
+	look = 50 * time.Millisecond
+)
+
+// opener keeps calls from opening connections for which they have no time.
 //
 // To open one may take longer than a call: of several addresses the first may be silent, and a
 // server that has just become the primary has many clients to accept. A connection that is given
@@ -20,39 +40,153 @@ const openLimit = 15 * time.Second
 // anew. So a busy server whose clients have short limits might stay busy for ever, and none of
 // them ever be connected.
 //
-// Therefore, after a call without an answer, a connection is opened apart from calls, for longer, and
-// left idle in the pool. One is enough: calls are short, and those that find it open no other. Calls
-// never wait for it, so they are no worse off than without.
+// Therefore a pool is slow after a call that had no answer or no connection. In a slow pool a call
+// without an idle connection waits for one. One call at a time may begin to open one, after growing
+// pauses, or when the last has ended. If the pool has places to spare, it is opened apart from the call, and
+// may take longer than it. When one is open within the time of its call, calls have time for it again,
+// and open their own. So many processes connect by and by: those that failed ask the server for few
+// connections, and keep what it has accepted.
+//
+// A call that had to wait shows nothing if it fails, since it had less time. Calls that have more than
+// twice the time of those that failed do not wait, and a pool that is full is left alone.
 type opener struct {
 	db *sql.DB
 
-	mu      sync.Mutex
-	opening bool // guarded by mu
+	mu    sync.Mutex    // guards the fields below
+	well  chan struct{} // closed when the pool is not slow any more; nil if it is not
+	next  time.Time     // when the next connection may be begun
+	pause time.Duration // between that and the one after it
+	apart int           // how many are being opened apart from calls
+	short time.Duration // a call failed although it had so much time
 }
 
-// open begins to open a connection, unless the pool has an idle one: the pool would return that, and
-// if it leads to a server that is silent, a call has to find out. ctx only lends its values.
-func (o *opener) open(ctx context.Context) {
+// failed is called after a call that had its whole time, limit, but no answer or no connection.
+func (o *opener) failed(limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.db.Stats().Idle > 0 || o.opening {
-		return
+	if o.well == nil {
+		o.well, o.next, o.pause, o.short = make(chan struct{}), time.Time{}, firstPause, 0
 	}
-	o.opening = true
-	go func() {
-		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), openLimit)
-		defer cancel()
-		defer func() { // also when the driver ends its goroutine
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.opening = false
-		}()
-		_ = nopanic.Call(func() error { // calls see why it fails
-			conn, err := o.db.Conn(limited)
-			if err != nil {
-				return err
+	o.short = max(o.short, limit)
+}
+
+// tried is called when a call that opened its own connection has ended within its time.
+func (o *opener) tried(well bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.next = time.Time{}
+	if well {
+		o.recovered()
+	}
+}
+
+// recovered is called when a call had time to open a connection. The caller holds mu.
+func (o *opener) recovered() {
+	if o.well != nil {
+		close(o.well)
+		o.well = nil
+	}
+}
+
+// slow returns nil unless a call would have to open a connection, for which it may have no time. Then
+// it returns o.well.
+func (o *opener) slow(ctx context.Context) (well <-chan struct{}) {
+	end, _ := ctx.Deadline() // the context of a call has one
+	o.mu.Lock()
+	well = o.well
+	patient := time.Until(end)/2 > o.short
+	o.mu.Unlock()
+	if well == nil || patient {
+		return nil
+	}
+	pool := o.db.Stats()
+	if pool.Idle > 0 || pool.MaxOpenConnections > 0 && pool.OpenConnections >= pool.MaxOpenConnections {
+		return nil
+	}
+	return well
+}
+
+// ready returns when a call may take a connection from the pool, or when ctx, its context, ends. If
+// tries is true, the call opens its own, and tells how that went.
+func (o *opener) ready(ctx context.Context) (tries, waited bool) {
+	var opened <-chan struct{} // what this call has begun; nil: nothing
+	for well := o.slow(ctx); well != nil; well = o.slow(ctx) {
+		if opened == nil {
+			if opened, tries = o.begin(ctx); tries {
+				return true, waited
 			}
-			return conn.Close() // to the pool
-		})
+		}
+		waited = true
+		select {
+		case <-well:
+			return false, true
+		case <-opened: // if it has failed, the call finds out why
+			return false, true
+		case <-ctx.Done():
+			return false, true
+		case <-time.After(look/2 + rand.N(look)): //nolint:gosec // not a secret
+		}
+	}
+	return false, waited
+}
+
+// begin begins to open a connection, if it is time to, and returns a channel that is closed at its end.
+// If tries is true, the call opens its own instead.
+func (o *opener) begin(ctx context.Context) (opened <-chan struct{}, tries bool) {
+	pool := o.db.Stats()
+	most := pool.MaxOpenConnections
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.well == nil || now.Before(o.next) {
+		return nil, false
+	}
+	o.next, o.pause = now.Add(o.pause), min(2*o.pause, lastPause)
+	if o.apart >= mostApart || most > 0 && pool.OpenConnections >= most/partApart {
+		return nil, true
+	}
+	o.apart++
+	ended := make(chan struct{})
+	go o.open(ctx, o.well, ended)
+	return ended, false
+}
+
+// open opens a connection for the call that has ctx, unless the pool is well before, and closes ended.
+func (o *opener) open(ctx context.Context, well <-chan struct{}, ended chan<- struct{}) {
+	apart, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer cancel()
+		select {
+		case <-well: // a silent one would keep its place in the pool
+			return
+		case <-apart.Done():
+			return
+		case <-time.After(openLimit):
+		}
+		select {
+		case <-well:
+		case <-apart.Done():
+		case <-ctx.Done():
+		}
 	}()
+	open := false
+	defer func() { // also when the driver ends its goroutine
+		cancel()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.next = time.Time{}
+		o.apart--
+		if inTime, _ := ctx.Deadline(); open && time.Now().Before(inTime) {
+			o.recovered()
+		}
+		close(ended)
+	}()
+	_ = nopanic.Call(func() error { // calls see why it fails
+		conn, err := o.db.Conn(apart)
+		if err != nil {
+			return err
+		}
+		open = true
+		return conn.Close() // to the pool
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"io"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,9 +22,11 @@ type crowded struct {
 	takes, answers atomic.Int64 // time.Duration: to accept a connection, to answer a ping
 	down           atomic.Bool
 	fails          func() // at the end of a connection that was opened apart from calls
-	panicked       atomic.Int64
+	failed         atomic.Int64
 	frozen         atomic.Int64 // how many of the first connections have become silent
 	silent         atomic.Int64 // how many of the first connections are never opened
+	deaf           atomic.Int64 // each so manieth connection is never opened; 0: none
+	refuses        atomic.Int64 // all but each so manieth connection are refused; 0: none
 	attempts       atomic.Int64
 }
 
@@ -33,20 +36,28 @@ func (d *crowded) Driver() driver.Driver            { return d }
 func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
 	begun := time.Now()
 	number := d.attempts.Add(1)
+	if n := d.deaf.Load(); n > 0 && number%n == 0 {
+		var cancel context.CancelFunc // database/sql also opens connections without any limit
+		ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		<-ctx.Done()
+	}
 	if number <= d.silent.Load() {
 		<-ctx.Done()
+	}
+	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	select {
 	case <-time.After(time.Duration(d.takes.Load())):
 	case <-ctx.Done():
 		if d.fails != nil && time.Since(begun) > 10*time.Second {
-			d.panicked.Add(1)
+			d.failed.Add(1)
 			d.fails()
 		}
 		return nil, ctx.Err()
 	}
-	if d.down.Load() {
+	if n := d.refuses.Load(); d.down.Load() || n > 0 && number%n != 0 {
 		return nil, io.ErrUnexpectedEOF
 	}
 	return &crowdedConn{brokenConn{int32(number)}, d}, nil //nolint:gosec // there are few
@@ -112,36 +123,85 @@ func TestOver_ConnectionsMayTakeLongerThanCalls(t *testing.T) {
 	})
 }
 
-// One connection is opened at a time, for all calls, and rarely if that fails.
-func TestOver_OpensOneConnectionAtATime(t *testing.T) {
+// Calls that have no time for connections begin few, at last one each second.
+func TestOver_ManyCallsOpenFewConnections(t *testing.T) {
 	t.Parallel()
-	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
+	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, _ func() error) {
+		calls := bounded.Over(db, 1000)
 		d.takes.Store(int64(time.Hour))
-		const calls, times = 20, 5
-		for range times {
-			var all sync.WaitGroup
-			for range calls {
-				all.Go(func() {
-					if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
+		const callers, limit, long = 20, 300 * time.Millisecond, 30 * time.Second
+		var all sync.WaitGroup
+		for range callers {
+			all.Go(func() {
+				for begun := time.Now(); time.Since(begun) < long; {
+					if err := ping(t.Context(), db, calls, limit); !errors.Is(err, context.DeadlineExceeded) {
 						t.Errorf("got %v", err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if n, most := d.attempts.Load(), int64(callers+15+long/time.Second); n < most/2 || n > most {
+			t.Errorf("%d connections were begun, by the first calls and with pauses these are %d", n, most)
+		}
+	})
+}
+
+// If one fails, the next is begun at once, so that each of many calls learns why.
+func TestOver_EachCallLearnsOfARefusal(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{0, 3, 20} {
+		inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
+			db.SetMaxOpenConns(most)
+			d.down.Store(true)
+			for range 5 { // pauses are long then
+				_ = ask()
+			}
+			var all sync.WaitGroup
+			for range 18 {
+				all.Go(func() {
+					if err := ask(); !errors.Is(err, io.ErrUnexpectedEOF) {
+						t.Errorf("a pool of %d: got %v", most, err)
 					}
 				})
 			}
 			all.Wait()
+		})
+	}
+}
+
+// A connection that is open later than its call ends does not mean that calls have time for one.
+func TestOver_ALateConnectionDoesNotMakeAPoolWell(t *testing.T) {
+	t.Parallel()
+	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
+		d.takes.Store(int64(7 * time.Second))
+		for ask() != nil {
 		}
-		if own := d.attempts.Load() - calls*times; own != 1 {
-			t.Errorf("%d connections were begun apart from calls, which took 10 seconds", own)
+		before := d.attempts.Load()
+		db.SetMaxIdleConns(0) // closes the idle ones
+		db.SetMaxIdleConns(20)
+		var all sync.WaitGroup
+		for range 18 {
+			all.Go(func() { _ = ask() })
 		}
-		d.takes.Store(0)
-		d.down.Store(true)
-		time.Sleep(15 * time.Second)
-		d.attempts.Store(0)
-		d.takes.Store(int64(3 * time.Second))
-		for range times {
-			_ = ask()
+		all.Wait()
+		if n := d.attempts.Load() - before; n > 6 {
+			t.Errorf("18 calls of 2 seconds began %d connections, which take 7", n)
 		}
-		if own := d.attempts.Load() - times; own < 1 || own >= times {
-			t.Errorf("%d connections were begun apart from %d calls, of 2 seconds each", own, times)
+	})
+}
+
+// What was begun while a pool was slow ends when calls have time for connections again.
+func TestOver_WhatWasBegunEndsWithTheSlowness(t *testing.T) {
+	t.Parallel()
+	inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
+		const silent = 4
+		d.silent.Store(silent)
+		for ask() != nil {
+		}
+		synctest.Wait()
+		if n, open := db.Stats().OpenConnections, int(d.attempts.Load()-silent); n != open {
+			t.Errorf("%d connections have a place in the pool, %d are open", n, open)
 		}
 	})
 }
@@ -174,19 +234,28 @@ func TestOver_ASilentIdleConnectionKeepsNoOtherFromBeingOpened(t *testing.T) {
 // A driver may panic, or end its goroutine. That must not end the process, nor keep others from trying.
 func TestOver_SurvivesAConnectionThatPanics(t *testing.T) {
 	t.Parallel()
-	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
-		d.takes.Store(int64(time.Hour))
-		d.fails = func() { panic("no token") }
-		for range 3 {
-			if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("got %v", err)
-			}
-			time.Sleep(time.Minute)
-		}
-		if n := d.panicked.Load(); n != 3 {
-			t.Errorf("%d connections were opened apart from calls", n)
-		}
-	})
+	for name, fails := range map[string]func(){"panic": func() { panic("no token") }, "end of the goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
+				d.takes.Store(int64(time.Hour))
+				d.fails = fails
+				for range 4 { // the first one finds out that the database is slow
+					if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("got %v", err)
+					}
+					time.Sleep(time.Minute)
+				}
+				if n := d.failed.Load(); n != 3 {
+					t.Errorf("%d connections were opened apart from calls", n)
+				}
+				d.takes.Store(0)
+				if err := ask(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
 }
 
 // A pool that keeps few idle connections has to open many. Nobody waits for them longer than before.
@@ -221,13 +290,14 @@ func TestOver_ASilentServerStopsNobodyElse(t *testing.T) {
 	t.Parallel()
 	inABubble(t, func(t *testing.T, d *crowded, _ *sql.DB, ask func() error) {
 		d.silent.Store(2)
-		if err := ask(); !errors.Is(err, context.DeadlineExceeded) { // and the connection after it, opened apart
-			t.Fatalf("got %v", err)
+		for range 2 {
+			if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
 		}
-		synctest.Wait()
 		for range 20 {
 			if err := ask(); err != nil {
-				t.Fatal(err)
+				t.Error(err)
 			}
 		}
 	})

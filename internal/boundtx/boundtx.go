@@ -78,7 +78,7 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 		limit = math.MaxInt64
 		t.line.Limit(beginLimit, cancel)
 	}
-	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) { return t.line.BeginTx(own, db, options) })
+	raw, err := bounded.Do(bounded.Beginning(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) { return t.line.BeginTx(own, db, options) })
 	if err != nil {
 		switch {
 		case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed)): // the end of ctx closes the connection

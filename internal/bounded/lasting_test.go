@@ -1,0 +1,265 @@
+package bounded_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
+)
+
+// answered returns how many of the calls of some goroutines had an answer, within a time.
+func answered(goroutines int, within time.Duration, call func() error) int64 {
+	var well atomic.Int64
+	var all sync.WaitGroup
+	begun := time.Now()
+	for range goroutines {
+		all.Go(func() {
+			for time.Since(begun) < within {
+				if call() == nil {
+					well.Add(1)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+	}
+	all.Wait()
+	return well.Load()
+}
+
+// As long as a connection takes less than a call may, calls have their answers, also if the pool keeps no
+// connection and each call opens one. The trouble that made the pool slow is over.
+func TestOver_ASlowServerIsUsedAsBefore(t *testing.T) {
+	t.Parallel()
+	const limit = 2 * time.Second
+	for _, idle := range []int{-1, 2} {
+		for _, goroutines := range []int{1, 10} {
+			for _, takes := range []time.Duration{500, 1100, 1800} {
+				apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+					db.SetMaxIdleConns(idle)
+					db.SetConnMaxLifetime(3 * time.Second)
+					d.takes.Store(int64(time.Hour))
+					_ = ping(t.Context(), db, calls, limit)
+					time.Sleep(time.Minute)
+					d.takes.Store(int64(takes * time.Millisecond))
+					return answered(goroutines, 2*time.Minute, func() error { return ping(t.Context(), db, calls, limit) })
+				})
+				if apart < own*9/10 {
+					t.Errorf("%d goroutines, idle connections %d, one takes %v: %d answers, by themselves %d", goroutines, idle, takes*time.Millisecond, apart, own)
+				}
+			}
+		}
+	}
+}
+
+// Calls begin at the same time, when the pool has no connection, and each fails that has waited. That
+// does not make the pool slow for the next ones.
+func TestOver_CallsThatWaitedDoNotMakeAPoolSlow(t *testing.T) {
+	t.Parallel()
+	const bursts, each = 30, 20
+	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+		db.SetConnMaxLifetime(500 * time.Millisecond)
+		d.takes.Store(int64(time.Hour))
+		_ = ping(t.Context(), db, calls, 2*time.Second)
+		time.Sleep(time.Minute)
+		d.takes.Store(int64(1500 * time.Millisecond))
+		d.answers.Store(int64(100 * time.Millisecond))
+		var well atomic.Int64
+		for range bursts {
+			for range each {
+				go func() {
+					if ping(t.Context(), db, calls, 2*time.Second) == nil {
+						well.Add(1)
+					}
+				}()
+			}
+			time.Sleep(5 * time.Second)
+		}
+		return well.Load()
+	})
+	if apart < own-each {
+		t.Errorf("%d answers, by themselves %d", apart, own)
+	}
+}
+
+// Those with a short limit may never have time for a connection, and the others always. (If the pool
+// keeps connections, they share those.)
+func TestOver_CallsWithTimeDoNotWaitForThoseWithout(t *testing.T) {
+	t.Parallel()
+	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+		db.SetMaxIdleConns(-1)
+		d.takes.Store(int64(time.Second))
+		d.answers.Store(int64(50 * time.Millisecond))
+		const long = 5 * time.Minute
+		go answered(20, long, func() error { return ping(t.Context(), db, calls, 200*time.Millisecond) })
+		return answered(2, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
+	})
+	if apart < own*9/10 {
+		t.Errorf("those with time had %d answers, by themselves %d", apart, own)
+	}
+}
+
+// A server refuses most connections at once, as when it has too many clients.
+func TestOver_RefusalsDoNotStopASmallPool(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{0, 1, 3, 8} {
+		for _, part := range []int64{2, 8} {
+			apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+				db.SetMaxOpenConns(most)
+				db.SetMaxIdleConns(-1)
+				d.takes.Store(int64(2 * time.Millisecond))
+				d.refuses.Store(part)
+				return answered(10, 20*time.Second, func() error { return ping(t.Context(), db, calls, 2*time.Second) })
+			})
+			if apart < own*4/10 { // one at a time tries
+				t.Errorf("a pool of %d, of %d connections 1 is accepted: %d answers, by itself %d", most, part, apart, own)
+			}
+		}
+	}
+}
+
+// After an outage a busy server serves more than it would if each call opened its own connection.
+func TestOver_ABusyServerAnswersMoreCalls(t *testing.T) {
+	t.Parallel()
+	const processes, goroutines = 10, 18
+	for _, most := range []int{0, goroutines} {
+		answers := map[string]int64{}
+		for way, calls := range ways {
+			synctest.Test(t, func(t *testing.T) {
+				s := &busyServer{each: time.Second / 36, timeout: time.Minute}
+				s.silent.Store(true)
+				s.d.answers.Store(int64(200 * time.Millisecond))
+				time.AfterFunc(5*time.Second, func() { s.silent.Store(false) })
+				var all sync.WaitGroup
+				var well atomic.Int64
+				for range processes {
+					db := sql.OpenDB(s)
+					defer db.Close()
+					db.SetMaxIdleConns(goroutines)
+					db.SetMaxOpenConns(most)
+					c := calls(db)
+					all.Go(func() {
+						well.Add(answered(goroutines, time.Minute, func() error { return ping(t.Context(), db, c, 2*time.Second) }))
+					})
+				}
+				all.Wait()
+				answers[way] = well.Load()
+				time.Sleep(time.Hour)
+			})
+		}
+		if answers["opened apart"] < 3*answers["own"]/2 {
+			t.Errorf("pools of %d: %d answers in a minute, by themselves %d", most, answers["opened apart"], answers["own"])
+		}
+	}
+}
+
+// A silent server is asked for few connections, however the time of a call is limited.
+func TestOver_ATransactionThatTimesOutDoesNotMakeAPoolWell(t *testing.T) {
+	t.Parallel()
+	begin := func(ctx context.Context, db *sql.DB, calls *bounded.Calls) error {
+		tx, err := boundtx.Begin(ctx, db, oncemill.PostgreSQL, calls, nil)
+		if err == nil {
+			tx.Rollback()
+		}
+		return err
+	}
+	for _, limit := range []time.Duration{2 * time.Second, time.Minute} { // the latter is longer than a BEGIN may take
+		apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+			db.SetMaxOpenConns(40)
+			d.takes.Store(int64(1000 * time.Hour))
+			_ = ping(t.Context(), db, calls, 10*time.Second)
+			answered(18, 5*time.Minute, func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				return begin(ctx, db, calls)
+			})
+			return d.attempts.Load()
+		})
+		if apart > own*4/5 {
+			t.Errorf("transactions of %v began %d connections, by themselves %d", limit, apart, own)
+		}
+	}
+}
+
+// stuckDriver does not look at contexts, and accepts no connection.
+type stuckDriver struct {
+	crowded
+
+	release chan struct{}
+	stuck   atomic.Int64
+}
+
+func (d *stuckDriver) Connect(context.Context) (driver.Conn, error) {
+	d.stuck.Add(1)
+	defer d.stuck.Add(-1)
+	<-d.release
+	return nil, io.ErrUnexpectedEOF
+}
+
+// lib/pq without connect_timeout waits for ever for a server that is frozen. Calls that waited for a
+// connection do not show that it answers: others are refused soon, as they are without waiting.
+func TestOver_ADriverThatNeverReturnsIsNotAskedForEver(t *testing.T) {
+	t.Parallel()
+	refused := map[string]int64{}
+	for way, calls := range map[string]func(*sql.DB) *bounded.Calls{
+		"opened apart": func(db *sql.DB) *bounded.Calls { return bounded.Over(db, 5) },
+		"own":          func(*sql.DB) *bounded.Calls { return bounded.New(5) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := &stuckDriver{release: make(chan struct{})}
+			db := sql.OpenDB(d)
+			c := calls(db)
+			ask := func() error { return ping(t.Context(), db, c, 2*time.Second) }
+			const goroutines, soon, long = 20, 14 * time.Second, time.Hour
+			begun := time.Now()
+			var n atomic.Int64
+			answered(goroutines, long, func() error {
+				if errors.Is(ask(), bounded.ErrTooManyAbandoned) && time.Since(begun) < soon {
+					n.Add(1)
+				}
+				time.Sleep(time.Second)
+				return nil
+			})
+			refused[way] = n.Load()
+			if n := d.stuck.Load(); n > 300 {
+				t.Errorf("%s: %d connections are being opened", way, n)
+			}
+			close(d.release)
+			_ = db.Close()
+		})
+	}
+	if refused["opened apart"] < refused["own"]*3/4 {
+		t.Errorf("of calls to a silent database %d were refused, without waiting %d", refused["opened apart"], refused["own"])
+	}
+}
+
+// Nothing is left that was begun for calls that have ended, whatever their limit.
+func TestOver_NothingIsBegunForEver(t *testing.T) {
+	t.Parallel()
+	compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+		d.down.Store(true)
+		_ = ping(t.Context(), db, calls, math.MaxInt64) // fails, so that others with this limit wait
+		d.down.Store(false)
+		d.takes.Store(int64(50 * time.Minute))
+		for range 100 {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(2*time.Second, cancel)
+			_ = ping(ctx, db, calls, math.MaxInt64)
+		}
+		time.Sleep(20 * time.Second)
+		if n := db.Stats().OpenConnections; n > 0 {
+			t.Errorf("%d connections are being opened", n)
+		}
+		return 0
+	})
+}
