@@ -148,8 +148,10 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
+	u, _ := ctx.Value(lineKey{}).(use)
+	connects := c.opener != nil && (!u.given || u.begin)
 	var waited atomic.Bool // for a connection, so that less than limit was left
-	if c.opener != nil {
+	if connects {
 		defer func() {
 			if ctx.Err() == nil && !waited.Load() && unanswered(err) {
 				c.opener.failed(limit)
@@ -171,7 +173,6 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		returned bool
 		inVain   bool // it waited for a connection until its time was up
 	}
-	u, _ := ctx.Value(lineKey{}).(use)
 	own := use{}
 	if !u.given {
 		own.line = new(Line)
@@ -189,7 +190,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 			own.line.Close()
 			done <- r
 		}()
-		if c.opener != nil && (!u.given || u.begin) {
+		if connects {
 			tries, late := c.opener.ready(limited)
 			waited.Store(late)
 			if r.err = limited.Err(); r.err != nil {

@@ -109,6 +109,48 @@ func TestOver_CallsWithTimeDoNotWaitForThoseWithout(t *testing.T) {
 	}
 }
 
+// That a statement of an open transaction fails says nothing about opening connections.
+func TestOver_StatementsDoNotMakeAPoolSlow(t *testing.T) {
+	t.Parallel()
+	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+		db.SetMaxIdleConns(-1)
+		d.takes.Store(int64(time.Second))
+		const long = 5 * time.Minute
+		go answered(1, long, func() error {
+			time.Sleep(time.Second)
+			_, err := bounded.Do(bounded.On(t.Context(), new(bounded.Line)), calls, math.MaxInt64, func(context.Context) (struct{}, error) { return struct{}{}, io.ErrUnexpectedEOF })
+			return err
+		})
+		go answered(20, long, func() error { return ping(t.Context(), db, calls, 200*time.Millisecond) })
+		return answered(2, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
+	})
+	if apart < own*9/10 {
+		t.Errorf("beside failing statements calls had %d answers, by themselves %d", apart, own)
+	}
+}
+
+// database/sql opens connections for those that queue up for places, so a pool whose calls never have
+// time for one becomes full. Here few calls queue up.
+func TestOver_APoolWithALimitBecomesFull(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{4, 20} {
+		apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+			db.SetMaxOpenConns(most)
+			db.SetMaxIdleConns(most)
+			const limit, long = 2 * time.Second, 2 * time.Minute
+			d.takes.Store(int64(3 * time.Second))
+			d.answers.Store(int64(400 * time.Millisecond))
+			ask := func() error { return ping(t.Context(), db, calls, limit) }
+			go answered(1, long, ask)
+			time.Sleep(8 * time.Second)
+			return answered(3*most, long, ask)
+		})
+		if apart < own*3/4 {
+			t.Errorf("a pool of %d: %d answers, by itself %d", most, apart, own)
+		}
+	}
+}
+
 // A server refuses most connections at once, as when it has too many clients.
 func TestOver_RefusalsDoNotStopASmallPool(t *testing.T) {
 	t.Parallel()

@@ -24,6 +24,9 @@ const (
 	// connections for its queue one after the other, without any limit of time.
 	partApart = 4
 
+	// mostVain is how many calls may then try by themselves in vain, before one more is opened apart.
+	mostVain = 4
+
 	// mostApart is how many are opened apart at a time, at most: a driver may never return.
 	mostApart = 16
 
@@ -57,6 +60,7 @@ type opener struct {
 	next  time.Time     // when the next connection may be begun
 	pause time.Duration // between that and the one after it
 	apart int           // how many are being opened apart from calls
+	vain  int           // how many calls have tried since one ended within its time
 	short time.Duration // a call failed although it had so much time
 }
 
@@ -74,7 +78,7 @@ func (o *opener) failed(limit time.Duration) {
 func (o *opener) tried(well bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.next = time.Time{}
+	o.next, o.vain = time.Time{}, 0
 	if well {
 		o.recovered()
 	}
@@ -82,6 +86,7 @@ func (o *opener) tried(well bool) {
 
 // recovered is called when a call had time to open a connection. The caller holds mu.
 func (o *opener) recovered() {
+	o.vain = 0
 	if o.well != nil {
 		close(o.well)
 		o.well = nil
@@ -142,7 +147,12 @@ func (o *opener) begin(ctx context.Context) (opened <-chan struct{}, tries bool)
 		return nil, false
 	}
 	o.next, o.pause = now.Add(o.pause), min(2*o.pause, lastPause)
-	if o.apart >= mostApart || most > 0 && pool.OpenConnections >= most/partApart {
+	crowded := most > 0 && pool.OpenConnections >= most/partApart
+	if crowded && o.vain >= mostVain && most >= partApart {
+		crowded = o.apart > 0 // calls have no time at all
+	}
+	if crowded || o.apart >= mostApart {
+		o.vain++
 		return nil, true
 	}
 	o.apart++
