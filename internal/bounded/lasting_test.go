@@ -90,19 +90,21 @@ func TestOver_CallsThatWaitedDoNotMakeAPoolSlow(t *testing.T) {
 	}
 }
 
+// besideShortCalls returns how many answers calls of 5 seconds have in 5 minutes, beside others that have
+// no time for a connection, which takes a second, in a pool that keeps none.
+func besideShortCalls(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+	db.SetMaxIdleConns(-1)
+	d.takes.Store(int64(time.Second))
+	const long = 5 * time.Minute
+	go answered(20, long, func() error { return ping(t.Context(), db, calls, 200*time.Millisecond) })
+	return answered(2, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
+}
+
 // Those with a short limit may never have time for a connection, and the others always. (If the pool
 // keeps connections, they share those.)
 func TestOver_CallsWithTimeDoNotWaitForThoseWithout(t *testing.T) {
 	t.Parallel()
-	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
-		db.SetMaxIdleConns(-1)
-		d.takes.Store(int64(time.Second))
-		d.answers.Store(int64(50 * time.Millisecond))
-		const long = 5 * time.Minute
-		go answered(20, long, func() error { return ping(t.Context(), db, calls, 200*time.Millisecond) })
-		return answered(2, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
-	})
-	if apart < own*9/10 {
+	if apart, own := compare(t, besideShortCalls); apart < own*9/10 {
 		t.Errorf("those with time had %d answers, by themselves %d", apart, own)
 	}
 }
@@ -111,16 +113,12 @@ func TestOver_CallsWithTimeDoNotWaitForThoseWithout(t *testing.T) {
 func TestOver_StatementsDoNotMakeAPoolSlow(t *testing.T) {
 	t.Parallel()
 	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
-		db.SetMaxIdleConns(-1)
-		d.takes.Store(int64(time.Second))
-		const long = 5 * time.Minute
-		go answered(1, long, func() error {
+		go answered(1, 5*time.Minute, func() error {
 			time.Sleep(time.Second)
 			_, err := bounded.Do(bounded.On(t.Context(), new(bounded.Line)), calls, math.MaxInt64, func(context.Context) (struct{}, error) { return struct{}{}, io.ErrUnexpectedEOF })
 			return err
 		})
-		go answered(20, long, func() error { return ping(t.Context(), db, calls, 200*time.Millisecond) })
-		return answered(2, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
+		return besideShortCalls(t, d, db, calls)
 	})
 	if apart < own*9/10 {
 		t.Errorf("beside failing statements calls had %d answers, by themselves %d", apart, own)
@@ -176,10 +174,8 @@ func TestOver_ABusyServerAnswersMoreCalls(t *testing.T) {
 		answers := map[string]int64{}
 		for way, calls := range ways {
 			synctest.Test(t, func(t *testing.T) {
-				s := &busyServer{each: time.Second / 36, timeout: time.Minute}
-				s.silent.Store(true)
+				s := newBusyServer(time.Minute)
 				s.d.answers.Store(int64(200 * time.Millisecond))
-				time.AfterFunc(5*time.Second, func() { s.silent.Store(false) })
 				var all sync.WaitGroup
 				var well atomic.Int64
 				for range processes {

@@ -28,6 +28,17 @@ type busyServer struct {
 	silent   atomic.Bool // accepts nothing
 }
 
+// outage is how long a new busyServer is silent.
+const outage = 5 * time.Second
+
+// newBusyServer returns a server that accepts 36 connections a second.
+func newBusyServer(timeout time.Duration) *busyServer {
+	s := &busyServer{each: time.Second / 36, timeout: timeout}
+	s.silent.Store(true)
+	time.AfterFunc(outage, func() { s.silent.Store(false) })
+	return s
+}
+
 func (s *busyServer) Driver() driver.Driver { return &s.d }
 
 func (s *busyServer) Connect(ctx context.Context) (driver.Conn, error) {
@@ -61,11 +72,8 @@ func TestOver_ABusyServerSoonHasAllItsClients(t *testing.T) {
 	const processes, callers, limit, soon = 10, 18, 2 * time.Second, 45 * time.Second
 	storm := func(t *testing.T, way func(*sql.DB) *bounded.Calls, pool int, timeout time.Duration) (connected, attempts int64) {
 		synctest.Test(t, func(t *testing.T) {
-			s := &busyServer{each: time.Second / 36, timeout: timeout}
-			s.silent.Store(true)
-			const silent = 5 * time.Second
-			time.AfterFunc(silent, func() { s.silent.Store(false) })
-			ctx, cancel := context.WithTimeout(t.Context(), silent+soon)
+			s := newBusyServer(timeout)
+			ctx, cancel := context.WithTimeout(t.Context(), outage+soon)
 			defer cancel()
 			var all sync.WaitGroup
 			var well atomic.Int64

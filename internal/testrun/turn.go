@@ -22,7 +22,7 @@ const packagesAtOnce = 3
 // a time: on a slow machine, several make some of their tests wait for so long that time limits end.
 var heavy = []string{"relay", "idempotency", "inbox", "outbox"}
 
-// place of the heavy package. The others take those after it.
+// heavyPlace is the place of the heavy package. The others take those after it.
 const heavyPlace = 0
 
 // mostRunnable is how many threads for each processor may want to run, on average over lookFor, if
