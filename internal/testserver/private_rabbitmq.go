@@ -27,11 +27,15 @@ func (s *RabbitServer) Eval(expression string) {
 const (
 	StopApp          = "rabbit:stop()"
 	StartApp         = "rabbit:start()"
-	RaiseMemoryAlarm = "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001)"
+	RaiseMemoryAlarm = "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001), " + alarmed
 	ClearMemoryAlarm = "vm_memory_monitor:set_vm_memory_high_watermark({absolute, \"2GB\"})"
-	RaiseDiskAlarm   = "rabbit_disk_monitor:set_disk_free_limit(\"1000000GB\")"
+	RaiseDiskAlarm   = "rabbit_disk_monitor:set_disk_free_limit(\"1000000GB\"), " + alarmed
 	ClearDiskAlarm   = "rabbit_disk_monitor:set_disk_free_limit(\"1MB\")"
 	CloseConnections = "[rabbit_networking:close_connection(C, \"test\") || C <- rabbit_networking:connections()]"
+
+	// alarmed answers when all connections know of an alarm. What is published before they do
+	// does not block them.
+	alarmed = "rabbit_alarm:get_alarms(), [catch rabbit_networking:connection_info(C, [state]) || C <- rabbit_networking:connections()]"
 )
 
 // StopApp stops the broker but not its Erlang node: the port refuses
