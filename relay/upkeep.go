@@ -279,8 +279,8 @@ func (w *worker) archiver(ctx context.Context) error {
 			return nil
 		}
 		// The user's function may take its time, so this has no limit. It is left
-		// behind if it does not return when ctx ends.
-		n, err := bounded.Do(ctx, w.bounds, forever, func(ctx context.Context) (int, error) {
+		// behind if it does not return when ctx ends. What it says is not the database's.
+		n, err := bounded.Do(ctx, bounded.New(1), forever, func(ctx context.Context) (int, error) {
 			return w.queue.Archive(ctx, w.upkeepGuard(epoch))
 		})
 		if n > 0 {

@@ -29,6 +29,10 @@ var (
 	// abandoned calls have not returned.
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
 
+	// ErrFull is returned for a transaction that waited to begin until its pool had become full, which
+	// may take longer than its limit. Begin it again.
+	ErrFull = errors.New("the pool is full")
+
 	// ErrNotReturned is returned by [Call] for a function that did not return in time.
 	ErrNotReturned = errors.New("it has not returned")
 
@@ -149,12 +153,18 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		return none, err
 	}
 	u, _ := ctx.Value(lineKey{}).(use)
-	connects := c.opener != nil && (!u.given || u.begin)
-	var waited atomic.Bool // for a connection, so that less than limit was left
-	if connects {
+	mayConnect := c.opener != nil && (!u.given || u.begin)
+	var waited atomic.Bool // for a connection, so that less than its time was left
+	if mayConnect {
+		given := limit
+		if end, ok := ctx.Deadline(); ok {
+			given = min(given, time.Until(end))
+		}
 		defer func() {
-			if ctx.Err() == nil && !waited.Load() && unanswered(err) {
-				c.opener.failed(limit)
+			switch ended := ctx.Err(); {
+			case err == nil || waited.Load() || errors.Is(ended, context.Canceled):
+			case ended != nil || unanswered(err):
+				c.opener.failed(given)
 			}
 		}()
 	}
@@ -171,7 +181,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		err      error
 		panicked *oncemill.PanicError // with the stack of f, which the caller's stack lacks
 		returned bool
-		inVain   bool // it waited for a connection until its time was up
+		inVain   bool // it only waited, for a connection
 	}
 	own := use{}
 	if !u.given {
@@ -190,16 +200,20 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 			own.line.Close()
 			done <- r
 		}()
-		if connects {
+		if mayConnect {
 			tries, late := c.opener.ready(limited)
 			waited.Store(late)
-			if r.err = limited.Err(); r.err != nil {
+			if r.err = limited.Err(); r.err == nil && late && !tries && u.begin && c.opener.full() {
+				r.err = ErrFull
+			}
+			if r.err != nil {
 				r.returned, r.inVain = true, true
 				return
 			}
 			if tries {
 				defer func() {
-					if limited.Err() == nil {
+					// f may have seen the end of ctx before limited did.
+					if ctx.Err() == nil && limited.Err() == nil {
 						c.opener.tried(r.returned && !unanswered(r.err))
 					}
 				}()

@@ -129,21 +129,82 @@ func TestOver_StatementsDoNotMakeAPoolSlow(t *testing.T) {
 // time for one becomes full. Here few calls queue up.
 func TestOver_APoolWithALimitBecomesFull(t *testing.T) {
 	t.Parallel()
-	for _, most := range []int{4, 20} {
-		apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
-			db.SetMaxOpenConns(most)
-			db.SetMaxIdleConns(most)
-			const limit, long = 2 * time.Second, 2 * time.Minute
-			d.takes.Store(int64(3 * time.Second))
-			d.answers.Store(int64(400 * time.Millisecond))
-			ask := func() error { return ping(t.Context(), db, calls, limit) }
+	const limit, long = 2 * time.Second, 2 * time.Minute
+	begins := map[string]func(ask func() error){
+		"beside one": func(ask func() error) {
 			go answered(1, long, ask)
 			time.Sleep(8 * time.Second)
-			return answered(3*most, long, ask)
-		})
-		if apart < own*3/4 {
-			t.Errorf("a pool of %d: %d answers, by itself %d", most, apart, own)
+		},
+		"after many in vain": func(ask func() error) {
+			for range 12 {
+				_ = ask()
+			}
+		},
+	}
+	for _, most := range []int{2, 3, 4, 20} {
+		for when, begin := range begins {
+			for _, refuses := range []int64{0, 2} {
+				apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+					db.SetMaxOpenConns(most)
+					db.SetMaxIdleConns(most)
+					d.refusesAtOnce.Store(refuses)
+					d.takes.Store(int64(3 * time.Second))
+					d.answers.Store(int64(400 * time.Millisecond))
+					ask := func() error { return ping(t.Context(), db, calls, limit) }
+					begin(ask)
+					return answered(3*most, long, ask)
+				})
+				if apart < own*3/4 {
+					t.Errorf("a pool of %d, %s, refusing 1 of %d: %d answers, by itself %d", most, when, refuses, apart, own)
+				}
+			}
 		}
+	}
+}
+
+// A call may also be limited by the context of its caller.
+func TestOver_DeadlinesOfCallersCount(t *testing.T) {
+	t.Parallel()
+	apart, _ := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+		d.takes.Store(int64(3 * time.Second))
+		return answered(5, time.Minute, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			return ping(ctx, db, calls, 10*time.Second)
+		})
+	})
+	if apart == 0 {
+		t.Error("never connected")
+	}
+}
+
+// The time that a transaction waits for a place in a full pool does not count, also if the pool has become
+// full while the transaction waited for a connection.
+func TestOver_ATransactionWaitsForAPoolThatHasBecomeFull(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{2, 10} {
+		compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+			db.SetMaxOpenConns(most)
+			d.down.Store(true)
+			_ = ping(t.Context(), db, calls, 10*time.Second)
+			d.down.Store(false)
+			d.takes.Store(int64(20 * time.Millisecond))
+			var all sync.WaitGroup
+			for range 2 * most {
+				all.Go(func() {
+					tx, err := boundtx.Begin(t.Context(), db, oncemill.PostgreSQL, calls, nil)
+					if err != nil {
+						t.Errorf("in a pool of %d: %v", most, err)
+						return
+					}
+					time.Sleep(15 * time.Second)
+					tx.Rollback()
+				})
+				time.Sleep(time.Millisecond)
+			}
+			all.Wait()
+			return 0
+		})
 	}
 }
 

@@ -24,7 +24,8 @@ const (
 	// connections for its queue one after the other, without any limit of time.
 	partApart = 4
 
-	// mostVain is how many calls may then try by themselves in vain, before one more is opened apart.
+	// mostVain is how many calls may then try by themselves in vain, before one more is opened apart,
+	// unless the pool has a single place.
 	mostVain = 4
 
 	// mostApart is how many are opened apart at a time, at most: a driver may never return.
@@ -60,25 +61,26 @@ type opener struct {
 	next  time.Time     // when the next connection may be begun
 	pause time.Duration // between that and the one after it
 	apart int           // how many are being opened apart from calls
-	vain  int           // how many calls have tried since one ended within its time
+	vain  int           // how many calls try by themselves, or have tried in vain
 	short time.Duration // a call failed although it had so much time
 }
 
-// failed is called after a call that had its whole time, limit, but no answer or no connection.
-func (o *opener) failed(limit time.Duration) {
+// failed is called after a call that had the given time, all for itself, but no answer or no connection.
+func (o *opener) failed(given time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.well == nil {
 		o.well, o.next, o.pause, o.short = make(chan struct{}), time.Time{}, firstPause, 0
 	}
-	o.short = max(o.short, limit)
+	o.short = max(o.short, given)
 }
 
-// tried is called when a call that opened its own connection has ended within its time.
+// tried is called when a call that opened its own connection has ended within its time: it was
+// refused, or all is well.
 func (o *opener) tried(well bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.next, o.vain = time.Time{}, 0
+	o.next, o.vain = time.Time{}, max(0, o.vain-1)
 	if well {
 		o.recovered()
 	}
@@ -91,6 +93,17 @@ func (o *opener) recovered() {
 		close(o.well)
 		o.well = nil
 	}
+}
+
+// full reports whether calls have to wait for places of a pool that is not slow.
+func (o *opener) full() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.well == nil && full(o.db.Stats())
+}
+
+func full(pool sql.DBStats) bool {
+	return pool.MaxOpenConnections > 0 && pool.OpenConnections-pool.Idle >= pool.MaxOpenConnections
 }
 
 // slow returns nil unless a call would have to open a connection, for which it may have no time. Then
@@ -148,7 +161,7 @@ func (o *opener) begin(ctx context.Context) (opened <-chan struct{}, tries bool)
 	}
 	o.next, o.pause = now.Add(o.pause), min(2*o.pause, lastPause)
 	crowded := most > 0 && pool.OpenConnections >= most/partApart
-	if crowded && o.vain >= mostVain && most >= partApart {
+	if crowded && o.vain >= mostVain && most > 1 {
 		crowded = o.apart > 0 // calls have no time at all
 	}
 	if crowded || o.apart >= mostApart {
@@ -192,6 +205,9 @@ func (o *opener) open(ctx context.Context, well <-chan struct{}, ended chan<- st
 		close(ended)
 	}()
 	_ = nopanic.Call(func() error { // calls see why it fails
+		if o.db.Stats().Idle > 0 { // to take it shows nothing
+			return nil
+		}
 		conn, err := o.db.Conn(apart)
 		if err != nil {
 			return err

@@ -27,6 +27,7 @@ type crowded struct {
 	silent         atomic.Int64 // how many of the first connections are never opened
 	deaf           atomic.Int64 // each so manieth connection is never opened; 0: none
 	refuses        atomic.Int64 // all but each so manieth connection are refused; 0: none
+	refusesAtOnce  atomic.Int64 // each so manieth connection is refused before it takes any time; 0: none
 	attempts       atomic.Int64
 }
 
@@ -44,6 +45,9 @@ func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
 	}
 	if number <= d.silent.Load() {
 		<-ctx.Done()
+	}
+	if n := d.refusesAtOnce.Load(); n > 0 && number%n == 0 {
+		return nil, io.ErrUnexpectedEOF
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()

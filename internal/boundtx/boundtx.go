@@ -69,6 +69,15 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	if dialect == oncemill.SQLite {
 		return beginWriter(ctx, db, calls, options)
 	}
+	for {
+		t, err := begin(ctx, db, calls, options)
+		if !errors.Is(err, bounded.ErrFull) {
+			return t, err
+		}
+	}
+}
+
+func begin(ctx context.Context, db *sql.DB, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	t := &Tx{calls: calls, line: new(bounded.Line), ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
 	stop := context.AfterFunc(own, t.line.Lose)
