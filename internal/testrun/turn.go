@@ -18,9 +18,14 @@ import (
 // byte of a file, its place.
 const packagesAtOnce = 3
 
-// heavy are the packages that alone keep two processors and PostgreSQL busy. One of them is tested at
-// a time: on a slow machine, several make some of their tests wait for so long that time limits end.
+// heavy are the packages whose tests take two thirds of the time. One of them is tested at a time: on
+// a slow machine, several make some of their tests wait for so long that time limits end. More of
+// its tests run at a time than of others, since one after the other these packages take longest, and
+// many of their tests wait for a silent server.
 var heavy = []string{"relay", "idempotency", "inbox", "outbox"}
+
+// moreTests is for a test binary of a heavy package.
+const moreTests = "-test.parallel=10"
 
 // heavyPlace is the place of the heavy package. The others take those after it.
 const heavyPlace = 0
@@ -48,7 +53,7 @@ func takeTurn(file string, command []string) error {
 	}
 	turns, take := places(fd), places.takeOther
 	if isHeavy() {
-		take = places.takeHeavy
+		take, command = places.takeHeavy, append(command, moreTests)
 	}
 	for taken := false; !taken; {
 		if taken, err = take(turns); err != nil {
