@@ -156,15 +156,17 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	mayConnect := c.opener != nil && (!u.given || u.begin)
 	var waited atomic.Bool // for a connection, so that less than its time was left
 	if mayConnect {
-		given := limit
+		begun, given := time.Now(), limit
 		if end, ok := ctx.Deadline(); ok {
 			given = min(given, time.Until(end))
 		}
 		defer func() {
 			switch ended := ctx.Err(); {
 			case err == nil || waited.Load() || errors.Is(ended, context.Canceled):
-			case ended != nil || unanswered(err):
+			case ended != nil || Silence(err):
 				c.opener.failed(given)
+			case unanswered(err): // which shows only that less time would not do
+				c.opener.failed(min(given, time.Since(begun)))
 			}
 		}()
 	}

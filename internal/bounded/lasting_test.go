@@ -109,13 +109,59 @@ func TestOver_CallsWithTimeDoNotWaitForThoseWithout(t *testing.T) {
 	}
 }
 
+// A call that has waited may find an idle connection when it has too little time left for a statement, which would
+// be canceled, and the connection be closed.
+func TestOver_CallsThatWaitedLeaveConnectionsToOthers(t *testing.T) {
+	t.Parallel()
+	for of, short := range map[string]func(*testing.T, *sql.DB, *bounded.Calls) error{
+		"the calls": func(t *testing.T, db *sql.DB, calls *bounded.Calls) error {
+			return ping(t.Context(), db, calls, 100*time.Millisecond)
+		},
+		"their callers": func(t *testing.T, db *sql.DB, calls *bounded.Calls) error {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			return ping(ctx, db, calls, 10*time.Second)
+		},
+	} {
+		apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+			db.SetMaxIdleConns(20)
+			d.takes.Store(int64(time.Second))
+			d.answers.Store(int64(20 * time.Millisecond))
+			const long = 30 * time.Second
+			go answered(2, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
+			return answered(20, long, func() error { return short(t, db, calls) })
+		})
+		if apart < own*3/4 {
+			t.Errorf("with limits of %s: %d answers, by themselves %d", of, apart, own)
+		}
+	}
+}
+
+// A server refuses each third connection at once. That shows nothing about the others.
+func TestOver_CallsThatWereRefusedKeepTheirTime(t *testing.T) {
+	t.Parallel()
+	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
+		db.SetMaxIdleConns(-1)
+		d.refusesAtOnce.Store(3)
+		d.takes.Store(int64(3 * time.Second))
+		const long = 2 * time.Minute
+		go answered(20, long, func() error { return ping(t.Context(), db, calls, time.Millisecond) })
+		return answered(1, long, func() error { return ping(t.Context(), db, calls, 5*time.Second) })
+	})
+	if apart < own*3/4 {
+		t.Errorf("%d answers, by themselves %d", apart, own)
+	}
+}
+
 // That a statement of an open transaction fails says nothing about opening connections.
 func TestOver_StatementsDoNotMakeAPoolSlow(t *testing.T) {
 	t.Parallel()
 	apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
 		go answered(1, 5*time.Minute, func() error {
-			time.Sleep(time.Second)
-			_, err := bounded.Do(bounded.On(t.Context(), new(bounded.Line)), calls, math.MaxInt64, func(context.Context) (struct{}, error) { return struct{}{}, io.ErrUnexpectedEOF })
+			_, err := bounded.Do(bounded.On(t.Context(), new(bounded.Line)), calls, math.MaxInt64, func(context.Context) (struct{}, error) {
+				time.Sleep(5 * time.Second)
+				return struct{}{}, io.ErrUnexpectedEOF
+			})
 			return err
 		})
 		return besideShortCalls(t, d, db, calls)
@@ -149,12 +195,12 @@ func TestOver_APoolWithALimitBecomesFull(t *testing.T) {
 					db.SetMaxIdleConns(most)
 					d.refusesAtOnce.Store(refuses)
 					d.takes.Store(int64(3 * time.Second))
-					d.answers.Store(int64(400 * time.Millisecond))
+					d.answers.Store(int64(20 * time.Millisecond))
 					ask := func() error { return ping(t.Context(), db, calls, limit) }
 					begin(ask)
 					return answered(3*most, long, ask)
 				})
-				if apart < own*3/4 {
+				if apart < own/2 {
 					t.Errorf("a pool of %d, %s, refusing 1 of %d: %d answers, by itself %d", most, when, refuses, apart, own)
 				}
 			}
@@ -185,9 +231,9 @@ func TestOver_ATransactionWaitsForAPoolThatHasBecomeFull(t *testing.T) {
 	for _, most := range []int{2, 10} {
 		compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
 			db.SetMaxOpenConns(most)
-			d.down.Store(true)
+			d.takes.Store(int64(time.Hour))
 			_ = ping(t.Context(), db, calls, 10*time.Second)
-			d.down.Store(false)
+			time.Sleep(time.Minute)
 			d.takes.Store(int64(20 * time.Millisecond))
 			var all sync.WaitGroup
 			for range 2 * most {
@@ -216,6 +262,9 @@ func TestOver_RefusalsDoNotStopASmallPool(t *testing.T) {
 			apart, own := compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
 				db.SetMaxOpenConns(most)
 				db.SetMaxIdleConns(-1)
+				d.takes.Store(int64(time.Hour))
+				_ = ping(t.Context(), db, calls, 2*time.Second)
+				time.Sleep(time.Minute)
 				d.takes.Store(int64(2 * time.Millisecond))
 				d.refuses.Store(part)
 				return answered(10, 20*time.Second, func() error { return ping(t.Context(), db, calls, 2*time.Second) })
@@ -344,14 +393,14 @@ func TestOver_ADriverThatNeverReturnsIsNotAskedForEver(t *testing.T) {
 func TestOver_NothingIsBegunForEver(t *testing.T) {
 	t.Parallel()
 	compare(t, func(t *testing.T, d *crowded, db *sql.DB, calls *bounded.Calls) int64 {
-		d.down.Store(true)
-		_ = ping(t.Context(), db, calls, math.MaxInt64) // fails, so that others with this limit wait
-		d.down.Store(false)
+		const limit = 10 * time.Hour
+		d.takes.Store(int64(2 * limit))
+		_ = ping(t.Context(), db, calls, limit) // so that others with this limit wait
 		d.takes.Store(int64(50 * time.Minute))
 		for range 100 {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(2*time.Second, cancel)
-			_ = ping(ctx, db, calls, math.MaxInt64)
+			_ = ping(ctx, db, calls, limit)
 		}
 		time.Sleep(20 * time.Second)
 		if n := db.Stats().OpenConnections; n > 0 {

@@ -170,7 +170,7 @@ func TestRaw_OfAConnectionThatIsBeingClosed(t *testing.T) {
 		}()
 		return bounded.Raw(conn, func(any) error { return nil })
 	}
-	for range 50_000 {
+	for range 200_000 {
 		conn, err := db.Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -65,7 +65,8 @@ type opener struct {
 	short time.Duration // a call failed although it had so much time
 }
 
-// failed is called after a call that had the given time, all for itself, but no answer or no connection.
+// failed is called after a call that had no answer or no connection, although it had the given time, all
+// for itself.
 func (o *opener) failed(given time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -127,6 +128,8 @@ func (o *opener) slow(ctx context.Context) (well <-chan struct{}) {
 // ready returns when a call may take a connection from the pool, or when ctx, its context, ends. If
 // tries is true, the call opens its own, and tells how that went.
 func (o *opener) ready(ctx context.Context) (tries, waited bool) {
+	end, _ := ctx.Deadline()
+	late := time.Now().Add(time.Until(end) / 2)
 	var opened <-chan struct{} // what this call has begun; nil: nothing
 	for well := o.slow(ctx); well != nil; well = o.slow(ctx) {
 		if opened == nil {
@@ -143,6 +146,15 @@ func (o *opener) ready(ctx context.Context) (tries, waited bool) {
 		case <-ctx.Done():
 			return false, true
 		case <-time.After(look/2 + rand.N(look)): //nolint:gosec // not a secret
+		}
+		if opened == nil && time.Now().After(late) {
+			// Others have more time for an idle connection. It would be closed with a statement that
+			// has too little.
+			select {
+			case <-well:
+			case <-ctx.Done():
+			}
+			return false, true
 		}
 	}
 	return false, waited

@@ -64,13 +64,14 @@ func (d *crowded) Connect(ctx context.Context) (driver.Conn, error) {
 	if n := d.refuses.Load(); d.down.Load() || n > 0 && number%n != 0 {
 		return nil, io.ErrUnexpectedEOF
 	}
-	return &crowdedConn{brokenConn{int32(number)}, d}, nil //nolint:gosec // there are few
+	return &crowdedConn{brokenConn: brokenConn{int32(number)}, d: d}, nil //nolint:gosec // there are few
 }
 
 type crowdedConn struct {
 	brokenConn
 
-	d *crowded
+	d        *crowded
+	canceled bool // during a statement
 }
 
 // ResetSession is called before an idle connection is used.
@@ -82,8 +83,17 @@ func (c *crowdedConn) ResetSession(ctx context.Context) error {
 	return nil
 }
 
-func (c *crowdedConn) Ping(context.Context) error {
-	time.Sleep(time.Duration(c.d.answers.Load()))
+// IsValid is called before a connection returns to the pool.
+func (c *crowdedConn) IsValid() bool { return !c.canceled }
+
+// Ping is canceled with its context, like the statements of lib/pq and pgx, and the connection then closed.
+func (c *crowdedConn) Ping(ctx context.Context) error {
+	select {
+	case <-time.After(time.Duration(c.d.answers.Load())):
+	case <-ctx.Done():
+		c.canceled = true
+		return ctx.Err()
+	}
 	if c.d.down.Load() {
 		return driver.ErrBadConn
 	}
@@ -157,10 +167,13 @@ func TestOver_EachCallLearnsOfARefusal(t *testing.T) {
 	for _, most := range []int{0, 3, 20} {
 		inABubble(t, func(t *testing.T, d *crowded, db *sql.DB, ask func() error) {
 			db.SetMaxOpenConns(most)
-			d.down.Store(true)
-			for range 5 { // pauses are long then
+			d.takes.Store(int64(time.Hour))
+			for range 2 { // pauses are longer then
 				_ = ask()
 			}
+			time.Sleep(time.Minute)
+			d.takes.Store(0)
+			d.down.Store(true)
 			var all sync.WaitGroup
 			for range 18 {
 				all.Go(func() {

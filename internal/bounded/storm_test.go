@@ -58,7 +58,7 @@ func (s *busyServer) Connect(ctx context.Context) (driver.Conn, error) {
 	s.mu.Unlock()
 	select {
 	case <-time.After(time.Until(accepted)):
-		return &crowdedConn{brokenConn{1}, &s.d}, nil
+		return &crowdedConn{brokenConn: brokenConn{1}, d: &s.d}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
