@@ -24,7 +24,7 @@ endif
 # Starts the servers that are missing and runs tests; the argument begins with the files of tests that
 # may be skipped, the rest is for internal/testrun and go
 # test. make check vets the tests, too. Without what a debugger reads, linking takes two thirds of the
-# time. Most tests wait more than they compute, so six of a package run at a time, and internal/testrun
+# time. Most tests wait more than they compute, so six of a package run at a time, ten of a heavy one, and internal/testrun
 # looks after the processors. While servers are installed, modules are fetched and compiled.
 run-tests = echo "looking for PostgreSQL and RabbitMQ, then compiling; the first time takes minutes ..." && \
 	if ! command -v rabbitmq-server >/dev/null; then go build ./... >/dev/null 2>&1 & fi && exports=$$(scripts/servers.sh up) && eval "$$exports" && \
