@@ -100,11 +100,12 @@ func (o *opener) recovered() {
 func (o *opener) full() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.well == nil && full(o.db.Stats())
+	return o.well == nil && Full(o.db.Stats())
 }
 
-func full(pool sql.DBStats) bool {
-	return pool.MaxOpenConnections > 0 && pool.OpenConnections-pool.Idle >= pool.MaxOpenConnections
+// Full reports whether a call has to wait for a place of a pool.
+func Full(pool sql.DBStats) bool {
+	return pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections
 }
 
 // slow returns nil unless a call would have to open a connection, for which it may have no time. Then
@@ -119,7 +120,7 @@ func (o *opener) slow(ctx context.Context) (well <-chan struct{}) {
 		return nil
 	}
 	pool := o.db.Stats()
-	if pool.Idle > 0 || pool.MaxOpenConnections > 0 && pool.OpenConnections >= pool.MaxOpenConnections {
+	if pool.Idle > 0 || Full(pool) {
 		return nil
 	}
 	return well

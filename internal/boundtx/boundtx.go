@@ -83,7 +83,7 @@ func begin(ctx context.Context, db *sql.DB, calls *bounded.Calls, options *sql.T
 	stop := context.AfterFunc(own, t.line.Lose)
 	// A transaction that begins too late rolls back: its context has ended.
 	limit := beginLimit
-	if pool := db.Stats(); pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
+	if bounded.Full(db.Stats()) {
 		limit = math.MaxInt64
 		t.line.Limit(beginLimit, cancel)
 	}
