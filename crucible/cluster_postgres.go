@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lib/pq"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill/crucible/check"
@@ -28,6 +29,7 @@ type replicated struct {
 	etcd, proxy *testserver.Instance
 	nodes       []*testserver.Instance
 	synchronous bool
+	primaries   []primary // whenever all was well: before the first fault, and after each
 }
 
 const nodes = 3
@@ -89,7 +91,10 @@ type member struct {
 	Port              int
 }
 
-var errNoPrimary = errors.New("no node says who the members are")
+var (
+	errNoPrimary = errors.New("no node says who the members are")
+	errNoLeader  = errors.New("no node leads")
+)
 
 // members asks each node until one answers.
 func (r *replicated) members(ctx context.Context) ([]member, error) {
@@ -158,34 +163,77 @@ func (r *replicated) find(ctx context.Context, roles ...string) (member, *testse
 	return member{}, nil, fmt.Errorf("no node is %s: %+v", strings.Join(roles, " or "), members)
 }
 
-// stuckAfter is how long a node may start before it is made anew. A standby that received
-// more than the one that was promoted cannot follow that, and Patroni tries for ever. An
+// stuckAfter is how long a standby may not follow the primary before it is made anew. One that
+// received more than the one that was promoted cannot follow that, and Patroni tries for ever. An
 // operator would do the same.
 const stuckAfter = 15 * time.Second
 
-// awaitHealth waits until all nodes run, and a standby is synchronous if one has to be.
+// awaitHealth waits until all standbys follow the primary, and one is synchronous if one has to be.
+// Patroni says of a standby that it is running although it receives nothing.
 func (r *replicated) awaitHealth(ctx context.Context) error {
 	stuck := map[string]time.Time{}
 	return untilWell(ctx, "PostgreSQL", func() (string, bool, error) {
 		members, err := r.members(ctx)
-		running, leads, follows := 0, false, !r.synchronous
+		if err != nil {
+			return "", false, err
+		}
+		p, err := r.primary(ctx, members)
+		well, synchronous := 0, !r.synchronous
 		for _, m := range members {
 			switch since := stuck[m.Name]; {
-			case m.State == "running" || m.State == "streaming":
-				running++
+			case m.Role == "leader":
+				well++
+			case slices.Contains(p.followers, m.Name):
+				well++
 				delete(stuck, m.Name)
 			case m.State == "creating replica": // made anew, or for the first time
 				delete(stuck, m.Name)
 			case since.IsZero():
 				stuck[m.Name] = time.Now()
-			case m.Role != "leader" && time.Since(since) > stuckAfter:
+			case time.Since(since) > stuckAfter:
 				err = errors.Join(err, r.reinitialize(ctx, m))
 				stuck[m.Name] = time.Now()
 			}
-			leads, follows = leads || m.Role == "leader", follows || m.Role == "sync_standby"
+			synchronous = synchronous || m.Role == "sync_standby"
 		}
-		return fmt.Sprintf("%+v", members), running == nodes && leads && follows, err
+		if err != nil || well < nodes || !synchronous {
+			return fmt.Sprintf("%+v, followed by %v", members, p.followers), false, err
+		}
+		r.primaries = append(r.primaries, p)
+		return "", true, nil
 	})
+}
+
+// primary is what a primary says of itself.
+type primary struct {
+	asked     time.Time
+	followers []string // the standbys that receive everything from it
+
+	// inherited is when the last transaction was committed that it had received when it was
+	// promoted; zero if it was not.
+	inherited time.Time
+}
+
+const askPrimary = `select pg_last_xact_replay_timestamp(), array(select application_name from pg_stat_replication where state = 'streaming')`
+
+// primary asks the primary.
+func (r *replicated) primary(ctx context.Context, members []member) (p primary, err error) {
+	i := slices.IndexFunc(members, func(m member) bool { return m.Role == "leader" && r.node(m) != nil })
+	if i < 0 {
+		return p, errNoLeader
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	db, err := sql.Open("postgres", r.node(members[i]).URL())
+	if err != nil {
+		return p, err
+	}
+	defer db.Close() //nolint:errcheck // it was read
+	p.asked = time.Now()
+	var inherited sql.NullTime
+	err = db.QueryRowContext(ctx, askPrimary).Scan(&inherited, (*pq.StringArray)(&p.followers))
+	p.inherited = inherited.Time
+	return p, err
 }
 
 // reinitialize makes a node copy the primary.
@@ -214,29 +262,33 @@ func (r *replicated) switchover(ctx context.Context) error {
 }
 
 // lossy returns when a primary without synchronous standbys may have lost what it acknowledged:
-// until it was killed or frozen, since its standbys lag, and shortly after it goes on, since it
-// has yet to notice that it is no longer the primary. The new primary loses nothing. Before a
-// switchover, the standby receives everything.
+// from the last commit that the next one had received until it was killed or frozen, and shortly
+// after it goes on, since it has yet to notice that it is no longer the primary. The new primary
+// loses nothing. Before a switchover, the standby receives everything.
 func (r *replicated) lossy(faults []check.Fault) (all []check.Window) {
 	for _, f := range faults {
 		if r.synchronous || !strings.HasPrefix(f.Kind, "primary-") {
 			continue
 		}
-		const answer = time.Second // until a client has read and noted it
-		all = append(all, check.Window{From: f.From.Add(-mostLag), To: f.Injected.Add(answer)})
+		next := slices.IndexFunc(r.primaries, func(p primary) bool { return p.asked.After(f.To) })
+		if next < 1 || r.primaries[next].inherited.Equal(r.primaries[next-1].inherited) {
+			continue // it is the same one, and a restart of PostgreSQL loses nothing
+		}
+		const answer = time.Second // until a client has read and noted it; and commits end in another order than they have begun
+		all = append(all, check.Window{From: r.primaries[next].inherited.Add(-answer), To: f.Injected.Add(answer)})
 		if f.Kind == primaryFrozen {
-			all = append(all, check.Window{From: f.To.Add(-answer), To: f.To.Add(mostLag)})
+			all = append(all, check.Window{From: f.To.Add(-answer), To: f.To.Add(notices)})
 		}
 	}
 	return all
 }
 
 const (
-	mostLag       = 5 * time.Second
+	notices       = 5 * time.Second // a primary that goes on
 	primaryFrozen = "primary-frozen"
 )
 
-// killAhead kills the primary when its standbys have not received the last three seconds.
+// killAhead kills the primary when its standbys have not received the last eight seconds.
 func (r *replicated) killAhead(ctx context.Context) (heal, error) {
 	_, primary, err := r.find(ctx, "leader")
 	if err != nil {
@@ -257,7 +309,7 @@ func (r *replicated) killAhead(ctx context.Context) (heal, error) {
 	}
 	// Or they would find the last seconds in the buffers of their connections.
 	err = disconnectStandbys(ctx, primary)
-	sleep.For(ctx, 3*time.Second)
+	sleep.For(ctx, 8*time.Second)
 	return end, errors.Join(err, primary.Kill(ctx), thaw())
 }
 

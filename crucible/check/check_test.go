@@ -144,6 +144,21 @@ func overtaken(in *check.Input, lossy float64) {
 	slices.SortStableFunc(in.Wire, func(a, b check.Copy) int { return a.At.Compare(b.At) })
 }
 
+// forgotten has the receipts of five seconds be handled without an effect that is left, but for the
+// first, which is handled again in the end.
+func forgotten(in *check.Input) {
+	in.Lossy, in.Settled = []check.Window{{From: at(3), To: at(8)}}, map[string][]time.Time{}
+	for i := 30; i < 80; i++ {
+		in.Settled[fmt.Sprint("r", i)] = []time.Time{at(float64(i)/10 + 0.04)}
+	}
+	in.Effects = without(in.Effects, func(e check.Effect) bool { return in.Settled[e.MessageID] != nil && e.MessageID != "r30" })
+	for i := range in.Effects {
+		if in.Effects[i].MessageID == "r30" {
+			in.Effects[i].At = at(8.5)
+		}
+	}
+}
+
 // Each history is refused by the checker that is to see what is wrong with it, and by no other.
 func TestRun_NamesTheBrokenPromise(t *testing.T) {
 	t.Parallel()
@@ -322,6 +337,13 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 		{"a message that was never handled, when the server lost something", "C1", func(in *check.Input) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
 			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r93" })
+		}},
+		{"a consumer whose effects the server lost", "", forgotten},
+		{"a consumer that stands while the server loses effects", "C1 C10", func(in *check.Input) {
+			forgotten(in)
+			for i := 35; i < 80; i++ {
+				delete(in.Settled, fmt.Sprint("r", i))
+			}
 		}},
 		{"a message of a kept transaction that was rolled back to a savepoint", "C2", func(in *check.Input) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}

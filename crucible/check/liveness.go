@@ -140,7 +140,7 @@ func laneOf(group string) int {
 }
 
 // again returns when groups have moved without getting further: with a message that had been
-// delivered before.
+// delivered before, or whose effect the server lost.
 func (c *index) again(j *judge, spans []span) map[string][]time.Time {
 	all := map[string][]time.Time{}
 	for _, s := range spans {
@@ -151,6 +151,12 @@ func (c *index) again(j *judge, spans []span) map[string][]time.Time {
 			for _, group := range s.groups {
 				all[group] = append(all[group], at)
 			}
+		}
+	}
+	for id, times := range c.Settled { // of what the server lost, no effect is left
+		if first := c.first[id]; first != nil {
+			consumer := "consumer " + c.Consumers[first.Topic]
+			all[consumer] = append(all[consumer], slices.DeleteFunc(slices.Clone(times), func(at time.Time) bool { return !c.lossy(at) })...)
 		}
 	}
 	return all
