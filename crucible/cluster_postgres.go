@@ -29,7 +29,7 @@ type replicated struct {
 	etcd, proxy *testserver.Instance
 	nodes       []*testserver.Instance
 	synchronous bool
-	primaries   []primary // whenever all was well: before the first fault, and after each
+	reigns      []reign // whenever all was well: before the first fault, and after each
 }
 
 const nodes = 3
@@ -177,13 +177,17 @@ func (r *replicated) awaitHealth(ctx context.Context) error {
 		if err != nil {
 			return "", false, err
 		}
-		p, err := r.primary(ctx, members)
+		now, err := r.reign(ctx, members)
+		if err != nil {
+			clear(stuck) // whom should they follow?
+			return fmt.Sprintf("%+v", members), false, err
+		}
 		well, synchronous := 0, !r.synchronous
 		for _, m := range members {
 			switch since := stuck[m.Name]; {
 			case m.Role == "leader":
 				well++
-			case slices.Contains(p.followers, m.Name):
+			case slices.Contains(now.followers, m.Name):
 				well++
 				delete(stuck, m.Name)
 			case m.State == "creating replica": // made anew, or for the first time
@@ -197,43 +201,45 @@ func (r *replicated) awaitHealth(ctx context.Context) error {
 			synchronous = synchronous || m.Role == "sync_standby"
 		}
 		if err != nil || well < nodes || !synchronous {
-			return fmt.Sprintf("%+v, followed by %v", members, p.followers), false, err
+			return fmt.Sprintf("%+v, followed by %v", members, now.followers), false, err
 		}
-		r.primaries = append(r.primaries, p)
+		r.reigns = append(r.reigns, now)
 		return "", true, nil
 	})
 }
 
-// primary is what a primary says of itself.
-type primary struct {
+// reign is what a primary says of itself.
+type reign struct {
 	asked     time.Time
 	followers []string // the standbys that receive everything from it
+	timeline  int      // it has the next one with each promotion
 
 	// inherited is when the last transaction was committed that it had received when it was
-	// promoted; zero if it was not.
+	// promoted. Zero: it had received nothing since it was started.
 	inherited time.Time
 }
 
-const askPrimary = `select pg_last_xact_replay_timestamp(), array(select application_name from pg_stat_replication where state = 'streaming')`
+const askReign = `select ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int, pg_last_xact_replay_timestamp(),
+	array(select application_name from pg_stat_replication where state = 'streaming')`
 
-// primary asks the primary.
-func (r *replicated) primary(ctx context.Context, members []member) (p primary, err error) {
+// reign asks the primary.
+func (r *replicated) reign(ctx context.Context, members []member) (now reign, err error) {
 	i := slices.IndexFunc(members, func(m member) bool { return m.Role == "leader" && r.node(m) != nil })
 	if i < 0 {
-		return p, errNoLeader
+		return now, errNoLeader
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	db, err := sql.Open("postgres", r.node(members[i]).URL())
+	db, err := sql.Open("postgres", r.node(members[i]).URL()+"&connect_timeout=2")
 	if err != nil {
-		return p, err
+		return now, err
 	}
 	defer db.Close() //nolint:errcheck // it was read
-	p.asked = time.Now()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	now.asked = time.Now()
 	var inherited sql.NullTime
-	err = db.QueryRowContext(ctx, askPrimary).Scan(&inherited, (*pq.StringArray)(&p.followers))
-	p.inherited = inherited.Time
-	return p, err
+	err = db.QueryRowContext(ctx, askReign).Scan(&now.timeline, &inherited, (*pq.StringArray)(&now.followers))
+	now.inherited = inherited.Time
+	return now, err
 }
 
 // reinitialize makes a node copy the primary.
@@ -263,29 +269,40 @@ func (r *replicated) switchover(ctx context.Context) error {
 
 // lossy returns when a primary without synchronous standbys may have lost what it acknowledged:
 // from the last commit that the next one had received until it was killed or frozen, and shortly
-// after it goes on, since it has yet to notice that it is no longer the primary. The new primary
-// loses nothing. Before a switchover, the standby receives everything.
-func (r *replicated) lossy(faults []check.Fault) (all []check.Window) {
+// after it goes on, since it has yet to notice that it is no longer the primary. Before a
+// switchover, the standby receives everything.
+func (r *replicated) lossy(faults []check.Fault) (all []check.Window, err error) {
 	for _, f := range faults {
 		if r.synchronous || !strings.HasPrefix(f.Kind, "primary-") {
 			continue
 		}
-		next := slices.IndexFunc(r.primaries, func(p primary) bool { return p.asked.After(f.To) })
-		if next < 1 || r.primaries[next].inherited.Equal(r.primaries[next-1].inherited) {
-			continue // it is the same one, and a restart of PostgreSQL loses nothing
+		next := slices.IndexFunc(r.reigns, func(now reign) bool { return now.asked.After(f.To) })
+		if next < 1 {
+			return nil, fmt.Errorf("%s: %w", f.Kind, errNoReign)
 		}
-		const answer = time.Second // until a client has read and noted it; and commits end in another order than they have begun
-		all = append(all, check.Window{From: r.primaries[next].inherited.Add(-answer), To: f.Injected.Add(answer)})
+		last, now := r.reigns[next-1], r.reigns[next]
+		if promotions := now.timeline - last.timeline; promotions > 1 {
+			return nil, fmt.Errorf("%s: %w: %d", f.Kind, errPromotions, promotions)
+		} else if promotions == 0 || now.inherited.IsZero() { // the same node goes on with all that it had
+			continue
+		}
+		all = append(all, check.Window{From: now.inherited.Add(-answer), To: f.Injected.Add(answer)})
 		if f.Kind == primaryFrozen {
-			all = append(all, check.Window{From: f.To.Add(-answer), To: f.To.Add(notices)})
+			all = append(all, check.Window{From: f.To.Add(-answer), To: f.To.Add(thawed)})
 		}
 	}
-	return all
+	return all, nil
 }
 
 const (
-	notices       = 5 * time.Second // a primary that goes on
+	answer        = time.Second     // until a client has read and noted one; and commits do not end in the order in which they begin
+	thawed        = 5 * time.Second // until a primary that goes on has noticed that it is none
 	primaryFrozen = "primary-frozen"
+)
+
+var (
+	errNoReign    = errors.New("the nodes were not well after it")
+	errPromotions = errors.New("nobody knows what was lost in more than one promotion")
 )
 
 // killAhead kills the primary when its standbys have not received the last eight seconds.

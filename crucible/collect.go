@@ -47,7 +47,9 @@ func (c *crucible) collect(ctx context.Context) (in *check.Input, err error) {
 		return nil, err
 	}
 	if c.site.replicated != nil {
-		in.Lossy = c.site.replicated.lossy(in.Faults)
+		if in.Lossy, err = c.site.replicated.lossy(in.Faults); err != nil {
+			return nil, err
+		}
 	}
 	countStates(in)
 	for moment, n := range c.hurt.deaths {

@@ -159,6 +159,21 @@ func forgotten(in *check.Input) {
 	}
 }
 
+// unfounded has the server lose a receipt and the attempt that produced it, within half a second
+// that has ended some seconds before the receipt is sent.
+func unfounded(in *check.Input, later float64) {
+	in.Lossy, in.Settled = []check.Window{{From: at(1), To: at(1.5)}}, map[string][]time.Time{"m12": {at(1.22)}}
+	lost := func(id string) bool { return id == "m12" || id == "r12" }
+	in.Effects = without(in.Effects, func(e check.Effect) bool { return lost(e.MessageID) })
+	in.Sent = without(in.Sent, func(s check.Sent) bool { return s.MessageID == "r12" })
+	for i := range in.Wire {
+		if in.Wire[i].MessageID == "r12" {
+			in.Wire[i].At = at(1.5 + later)
+		}
+	}
+	slices.SortStableFunc(in.Wire, func(a, b check.Copy) int { return a.At.Compare(b.At) })
+}
+
 // Each history is refused by the checker that is to see what is wrong with it, and by no other.
 func TestRun_NamesTheBrokenPromise(t *testing.T) {
 	t.Parallel()
@@ -345,6 +360,22 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 				delete(in.Settled, fmt.Sprint("r", i))
 			}
 		}},
+		{"a consumer that stands before the server loses effects", "C1 C10", func(in *check.Input) {
+			forgotten(in)
+			in.Lossy[0].From = at(7.5)
+		}},
+		{"a consumer that handles the same again and again", "C1 C10", func(in *check.Input) {
+			forgotten(in)
+			for i := 31; i < 80; i++ {
+				in.Settled["r31"] = append(in.Settled["r31"], in.Settled[fmt.Sprint("r", i)]...)
+				if i > 31 {
+					delete(in.Settled, fmt.Sprint("r", i))
+				}
+			}
+		}},
+		{"a receipt sent after the server lost its transaction", "", func(in *check.Input) { unfounded(in, 2.6) }},
+		{"a receipt sent just before a primary had nothing more to send", "", func(in *check.Input) { unfounded(in, 7.9) }},
+		{"a receipt sent long after the server lost something", "C2", func(in *check.Input) { unfounded(in, 8.1) }},
 		{"a message of a kept transaction that was rolled back to a savepoint", "C2", func(in *check.Input) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
 			in.Txs[92].Messages = append(in.Txs[92].Messages, history.Message{ID: "discarded", Discarded: true})

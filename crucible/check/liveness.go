@@ -153,10 +153,11 @@ func (c *index) again(j *judge, spans []span) map[string][]time.Time {
 			}
 		}
 	}
-	for id, times := range c.Settled { // of what the server lost, no effect is left
-		if first := c.first[id]; first != nil {
+	for id, times := range c.Settled {
+		lost := slices.IndexFunc(times, c.lossy)
+		if first := c.first[id]; first != nil && len(c.effects[id]) == 0 && lost >= 0 {
 			consumer := "consumer " + c.Consumers[first.Topic]
-			all[consumer] = append(all[consumer], slices.DeleteFunc(slices.Clone(times), func(at time.Time) bool { return !c.lossy(at) })...)
+			all[consumer] = append(all[consumer], times[lost])
 		}
 	}
 	return all

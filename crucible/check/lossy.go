@@ -18,8 +18,11 @@ type LostByServer struct {
 	Answers      int // to requests with idempotency keys
 }
 
-func (c *index) lossy(at time.Time) bool {
-	return slices.ContainsFunc(c.Lossy, func(w Window) bool { return !at.Before(w.From) && !at.After(w.To) })
+func (c *index) lossy(at time.Time) bool { return c.lossyWithin(Window{at, at}) }
+
+// lossyWithin reports whether the server may have lost something of a time.
+func (c *index) lossyWithin(time Window) bool {
+	return slices.ContainsFunc(c.Lossy, func(w Window) bool { return !time.To.Before(w.From) && !time.From.After(w.To) })
 }
 
 // kept reports whether a message of a transaction is in the database, and so all of it.
@@ -57,7 +60,7 @@ func (c *index) lostOnWire(id string) bool {
 }
 
 // sentLossy reports whether a relay may have sent a copy because of what the server lost.
-func (c *index) sentLossy(sent *Copy) bool { return c.lossy(sent.At) || c.lossy(sent.At.Add(-late)) }
+func (c *index) sentLossy(sent *Copy) bool { return c.lossyWithin(Window{sent.At.Add(-late), sent.At}) }
 
 // late is how long a relay may send what it has read from a primary that is no more.
 const late = 8 * time.Second

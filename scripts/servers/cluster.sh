@@ -150,16 +150,18 @@ patroni_family() {
 	fi
 }
 
-# patroni_signal DIR SIGNAL sends a signal to the whole node.
+# patroni_signal DIR SIGNAL sends STOP or CONT to the whole node.
 patroni_signal() {
-	# shellcheck disable=SC2046 # a list of numbers
-	kill -s "$2" $(patroni_family "$1") 2>/dev/null || true # some have ended
+	for _ in 1 2; do # a child may have appeared before its parent was stopped
+		# shellcheck disable=SC2046 # a list of numbers
+		kill -s "$2" $(patroni_family "$1") 2>/dev/null || true # some have ended
+	done
 }
 
 # patroni_kill DIR ends the whole node, as a power cut would.
 patroni_kill() {
 	local family pid tries=200
-	patroni_signal "$1" STOP # so that no further child appears
+	patroni_signal "$1" STOP
 	family=$(patroni_family "$1")
 	# shellcheck disable=SC2086 # a list of numbers
 	[[ -z $family ]] || kill -s KILL $family 2>/dev/null || true
