@@ -79,6 +79,9 @@ func (c *crucible) report(counts check.Counts, results []check.Result, in *check
 	if c.cluster == clusterAsync {
 		say("    lost by PostgreSQL, as a whole: %+v", n.LostByServer)
 	}
+	if c.cluster != "" {
+		out.Recovery.list()
+	}
 	say("  checkers")
 	for i, r := range results {
 		state := "holds"
@@ -124,44 +127,4 @@ func commitHash() string {
 		return ""
 	}
 	return strings.TrimSpace(string(out))
-}
-
-// recovery is how long the first confirm and the first effect took after the heal of a fault.
-type recovery struct {
-	ConfirmP50 time.Duration `json:"confirm_p50_ns"`
-	ConfirmMax time.Duration `json:"confirm_max_ns"`
-	EffectP50  time.Duration `json:"effect_p50_ns"`
-	EffectMax  time.Duration `json:"effect_max_ns"`
-}
-
-func recoveries(in *check.Input) (r recovery) {
-	var wire, effects []time.Time
-	for _, w := range in.Wire {
-		wire = append(wire, w.At)
-	}
-	for _, e := range in.Effects {
-		effects = append(effects, e.At)
-	}
-	healed := in.Faults
-	if slices.ContainsFunc(healed, func(f check.Fault) bool { return f.Target == check.Cluster }) {
-		healed = check.Outages(in.Slow) // the nodes heal themselves
-	}
-	r.ConfirmP50, r.ConfirmMax = recoveryTo(healed, wire)
-	r.EffectP50, r.EffectMax = recoveryTo(healed, effects)
-	return r
-}
-
-func recoveryTo(faults []check.Fault, events []time.Time) (p50, most time.Duration) {
-	slices.SortFunc(events, time.Time.Compare)
-	var times []time.Duration
-	for _, f := range faults {
-		if i, _ := slices.BinarySearchFunc(events, f.To, time.Time.Compare); i < len(events) {
-			times = append(times, events[i].Sub(f.To).Round(time.Millisecond))
-		}
-	}
-	if len(times) == 0 {
-		return 0, 0
-	}
-	slices.Sort(times)
-	return times[len(times)/2], times[len(times)-1]
 }
