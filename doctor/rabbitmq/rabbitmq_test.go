@@ -1,6 +1,7 @@
 package rabbitmq_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -54,13 +55,17 @@ func (b *broker) declare(name string, durable bool, arguments amqp.Table) {
 	}
 }
 
-func (b *broker) check(topology wamqp.Config, cfg rabbitmq.Config) []doctor.Finding {
+// check makes the checks again if the broker was too busy to answer in their time.
+func (b *broker) check(topology wamqp.Config, cfg rabbitmq.Config) (found []doctor.Finding) {
 	b.Helper()
 	d, err := rabbitmq.New(topology, cfg)
 	if err != nil {
 		b.Fatal(err)
 	}
-	found, err := d.Check(b.Context())
+	testserver.Eventually(b, "answers of the broker", func() bool {
+		found, err = d.Check(b.Context())
+		return !errors.Is(err, context.DeadlineExceeded)
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
