@@ -130,13 +130,15 @@ func (w *worker) upkeep(ctx context.Context) error {
 		}
 		u.lookForHolders(ctx)
 		busy, err := u.round(ctx, epoch)
-		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
-			level, attrs := w.failed(&w.failing.upkeep, slog.LevelWarn, err)
-			w.log.Log(ctx, level, "upkeep of the outbox failed; trying again", append(attrs, "error", err)...)
-		} else if err == nil {
+		switch {
+		case err == nil:
 			if attrs, report := w.failing.upkeep.Over(); report {
 				w.log.InfoContext(ctx, "upkeep of the outbox works again", attrs...)
 			}
+		case bounded.Silence(err): // the round was over, or upkeepCalled has told it
+		case ctx.Err() == nil && !sqlerr.Retryable(err):
+			level, attrs := w.failed(&w.failing.upkeep, slog.LevelWarn, err)
+			w.log.Log(ctx, level, "upkeep of the outbox failed; trying again", append(attrs, "error", err)...)
 		}
 		rest = min(2*rest, upkeepRest)
 		if busy || err != nil {
@@ -218,9 +220,6 @@ func (u *upkeep) round(ctx context.Context, epoch int64) (busy bool, err error) 
 		if err == nil || !bounded.Silence(purgeErr) {
 			err = errors.Join(err, purgeErr)
 		}
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return true, nil // goes on in the next round
 	}
 	return busy, err
 }
