@@ -301,7 +301,7 @@ const (
 )
 
 var (
-	errNoReign    = errors.New("the nodes were not well after it")
+	errNoReign    = errors.New("the nodes were not well before and after it")
 	errPromotions = errors.New("nobody knows what was lost in more than one promotion")
 )
 

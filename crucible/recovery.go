@@ -37,7 +37,7 @@ func recoveries(in *check.Input) (r recovery) {
 	slices.SortFunc(effects, time.Time.Compare)
 	healed := in.Faults
 	if slices.ContainsFunc(healed, func(f check.Fault) bool { return f.Target == check.Cluster }) {
-		healed = check.Outages(in.Slow) // the nodes heal themselves
+		healed = joined(check.Outages(in.Slow)) // the nodes heal themselves
 	}
 	for _, f := range healed {
 		o := outage{Window: f.Window, confirm: until(wire, f.To), effect: until(effects, f.To)}
@@ -51,6 +51,25 @@ func recoveries(in *check.Input) (r recovery) {
 	r.ConfirmP50, r.ConfirmMax = spread(r.outages, func(o outage) time.Duration { return o.confirm })
 	r.EffectP50, r.EffectMax = spread(r.outages, func(o outage) time.Duration { return o.effect })
 	return r
+}
+
+// lull is how long the servers may take writes between two parts of one outage. A recovery that takes
+// longer is measured.
+const lull = 2 * time.Second
+
+// joined returns the outages in order of time, those of all servers together.
+func joined(outages []check.Fault) (all []check.Fault) {
+	slices.SortFunc(outages, func(a, b check.Fault) int { return a.From.Compare(b.From) })
+	for _, o := range outages {
+		if n := len(all); n > 0 && o.From.Before(all[n-1].To.Add(lull)) {
+			if o.To.After(all[n-1].To) {
+				all[n-1].To = o.To
+			}
+			continue
+		}
+		all = append(all, o)
+	}
+	return all
 }
 
 // until returns how long after a time the first of the events comes; negative: none does.
@@ -79,6 +98,13 @@ func spread(outages []outage, of func(outage) time.Duration) (p50, most time.Dur
 func (r recovery) list() {
 	say("  outages, and how long the next confirm and the next effect took after each")
 	for _, o := range r.outages {
-		say("    %s to %s  %-20s %8v %8v", o.From.Format(time.TimeOnly), o.To.Format(time.TimeOnly), o.after, o.confirm, o.effect)
+		say("    %s to %s  %-20s %8s %8s", o.From.Format(time.TimeOnly), o.To.Format(time.TimeOnly), o.after, orNone(o.confirm), orNone(o.effect))
 	}
+}
+
+func orNone(d time.Duration) string {
+	if d < 0 {
+		return "none"
+	}
+	return d.String()
 }

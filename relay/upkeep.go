@@ -131,11 +131,12 @@ func (w *worker) upkeep(ctx context.Context) error {
 		u.lookForHolders(ctx)
 		busy, err := u.round(ctx, epoch)
 		switch {
+		case err == nil && w.upkeepLease.held() != epoch: // it may have done nothing
 		case err == nil:
 			if attrs, report := w.failing.upkeep.Over(); report {
 				w.log.InfoContext(ctx, "upkeep of the outbox works again", attrs...)
 			}
-		case bounded.Silence(err): // the round was over, or upkeepCalled has told it
+		case errors.Is(err, context.DeadlineExceeded): // upkeepCalled has told it, or the round goes on in the next one
 		case ctx.Err() == nil && !sqlerr.Retryable(err):
 			level, attrs := w.failed(&w.failing.upkeep, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "upkeep of the outbox failed; trying again", append(attrs, "error", err)...)

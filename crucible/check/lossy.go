@@ -20,9 +20,9 @@ type LostByServer struct {
 
 func (c *index) lossy(at time.Time) bool { return c.lossyWithin(Window{at, at}) }
 
-// lossyWithin reports whether the server may have lost something of a time.
-func (c *index) lossyWithin(time Window) bool {
-	return slices.ContainsFunc(c.Lossy, func(w Window) bool { return !time.To.Before(w.From) && !time.From.After(w.To) })
+// lossyWithin reports whether the server may have lost something of a span of time.
+func (c *index) lossyWithin(s Window) bool {
+	return slices.ContainsFunc(c.Lossy, func(w Window) bool { return !s.To.Before(w.From) && !s.From.After(w.To) })
 }
 
 // kept reports whether a message of a transaction is in the database, and so all of it.

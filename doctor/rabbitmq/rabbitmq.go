@@ -158,6 +158,11 @@ func (d *Doctor) declared(ctx context.Context, found *findings) (queues []string
 	// amqp091-go waits for answers without a limit, also while it closes.
 	stop := context.AfterFunc(ctx, func() { _ = wire.Close() })
 	defer stop()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+	}()
 	defer conn.Close() //nolint:errcheck // nothing was sent
 	passive := func(declare func(*amqp.Channel) error) (exists bool, err error) {
 		ch, err := conn.Channel()

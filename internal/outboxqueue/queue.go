@@ -103,7 +103,8 @@ func inconclusive(ctx context.Context, err error) bool {
 }
 
 // notNow reports whether an error only means that somebody else holds a lock (an open
-// writer, a dump), or that reading a table took too long.
-func notNow(err error) bool {
-	return sqlerr.TimedOut(err) || sqlerr.Retryable(err)
+// writer, a dump), or that reading a table took too long. The server says the same of a statement
+// that was canceled since ctx ended.
+func notNow(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && (sqlerr.TimedOut(err) || sqlerr.Retryable(err))
 }

@@ -81,7 +81,7 @@ func (q *Queue) maintainRing(ctx context.Context, guard outboxstore.Guard, done 
 	case turned:
 		done.Turned++
 		done.Again = soonest
-	case err != nil && !notNow(err):
+	case err != nil && !notNow(ctx, err):
 		return fmt.Errorf("turn the ring: %w", err)
 	}
 	return nil
@@ -100,7 +100,7 @@ func (q *Queue) truncate(ctx context.Context, guard outboxstore.Guard, i int) (e
 	case emptied:
 		q.locks.granted(i)
 		return true, false, nil
-	case err == nil || !notNow(err):
+	case err == nil || !notNow(ctx, err):
 		q.locks.free(i)
 		return false, false, err
 	}

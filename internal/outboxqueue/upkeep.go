@@ -54,7 +54,7 @@ func (q *Queue) maintainHistory(ctx context.Context, guard outboxstore.Guard, do
 		switch {
 		case retired:
 			done.Retired++
-		case err != nil && !notNow(err):
+		case err != nil && !notNow(ctx, err):
 			return errors.Join(failed, fmt.Errorf("retire partition of the history: %w", err))
 		}
 	}
@@ -75,7 +75,7 @@ func (q *Queue) addDays(ctx context.Context, guard outboxstore.Guard, missing []
 		switch {
 		case added:
 			done.Made++
-		case err != nil && !notNow(err):
+		case err != nil && !notNow(ctx, err):
 			return err
 		}
 	}
